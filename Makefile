@@ -1,0 +1,37 @@
+# make demo    watch a small model denoise a canvas: trace, run folder, picture (demo/)
+# make test    lint, types and tests
+# make bench   the benchmarks behind docs/benchmarks.md
+# Each sets up .venv on a machine that has Python 3.11 and pip.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: demo test test-slow lint bench clean
+
+demo: $(READY)
+	$(BIN)/floatscope demo --out demo
+
+test: $(READY) lint
+	$(BIN)/pytest -m "not slow"
+
+test-slow: $(READY)
+	$(BIN)/pytest -m slow
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY)
+	$(BIN)/python benchmarks/run.py
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,65 @@
+"""floatscope: a microscope for attention in masked diffusion language models.
+
+    import floatscope as fs
+    model = fs.open_llada("checkpoint/")
+    out = fs.decode(model, [prompt_ids], new_tokens=32, steps=32, watch=fs.Watch())
+    out.traces[0].plot(path="map.png")
+
+Importing it is light: torch, transformers and matplotlib are loaded by the first name that needs them.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Decoded": "api",
+    "decode": "api",
+    "watch": "api",
+    "UserError": "errors",
+    "CanvasState": "values",
+    "Commits": "values",
+    "Edit": "values",
+    "Groups": "values",
+    "Reductions": "values",
+    "Regions": "values",
+    "State": "values",
+    "Reducer": "capture.reducer",
+    "Watch": "capture.watcher",
+    "Model": "models",
+    "ModelSpec": "models",
+    "open_llada": "models",
+    "untrained": "models",
+    "write_random_llada": "models",
+    "Run": "trace",
+    "Trace": "trace",
+    "create_run": "trace",
+    "forecast": "trace",
+    "open_run": "trace",
+}
+
+__all__ = sorted(_HOME)  # noqa: PLE0605
+
+if TYPE_CHECKING:
+    from floatscope.api import Decoded, decode, watch
+    from floatscope.capture.reducer import Reducer
+    from floatscope.capture.watcher import Watch
+    from floatscope.errors import UserError
+    from floatscope.models import Model, ModelSpec, open_llada, untrained, write_random_llada
+    from floatscope.trace import Run, Trace, create_run, forecast, open_run
+    from floatscope.values import CanvasState, Commits, Edit, Groups, Reductions, Regions, State
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'floatscope' has no attribute '{name}'")
+    value = getattr(import_module(f"floatscope.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_HOME]

@@ -1,0 +1,186 @@
+"""The public verbs: decode under watch, and watch somebody else's code. Glue between the rooms, no logic of its own.
+
+    out = decode(model, [prompt_ids], new_tokens=16, steps=16, watch=Watch())
+    out.traces[0].plot()
+
+    with watch(any_module, mask_id=103) as seen:
+        any_module.generate(...)
+    seen.traces
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from floatscope.capture.watcher import Watch, Watcher
+from floatscope.capture.ways import into
+from floatscope.decode import Step, canvas_of, denoise
+from floatscope.errors import UserError
+from floatscope.models import Model
+from floatscope.trace import Recorder, Trace
+from floatscope.values import CanvasState, Commits, Regions, State
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """What came out: the finished canvases, every step, and one trace per prompt if it was watched."""
+
+    tokens: Tensor
+    steps: list[Step]
+    traces: list[Trace]
+
+
+def decode(
+    model: Model,
+    prompts: Sequence[Sequence[int]],
+    *,
+    new_tokens: int,
+    steps: int,
+    watch: Watch | None = None,
+    samples: Sequence[str] | None = None,
+    regions: Regions | None = None,
+    meta: Mapping[str, Any] | None = None,
+) -> Decoded:
+    """Denoise the prompts (token ids) as one batch, watched or not."""
+    if model.spec.mask_id is None:
+        raise UserError(f"{model.spec.name} has no mask token: it cannot denoise")
+    canvas = _to(canvas_of(prompts, new_tokens, model.spec.mask_id, regions=regions), model.device)
+    names = [str(i) for i in range(len(prompts))] if samples is None else list(samples)
+    go = {"mask_id": model.spec.mask_id, "steps": steps, "shift": model.spec.shift}
+    done: list[Step] = []
+    with torch.inference_mode():
+        if watch is None:
+            done = list(denoise(model.forward, canvas, **go))
+            return Decoded(done[-1].after.tokens, done, [])
+        watcher = Watcher(watch, rows=True)
+
+        def watched(state: CanvasState) -> Tensor:
+            watcher.begin(state)
+            return model.forward(state)
+
+        facts = {"model": model.spec.name, "sampler": "confidence", "new_tokens": new_tokens, "steps": steps}
+        recorder: Recorder | None = None
+        with into(model.module, watcher):
+            for step in denoise(watched, canvas, **go):
+                layers = watcher.finish(step.commits)
+                if recorder is None:
+                    recorder = _recorder(names, watcher, {**facts, **(meta or {})})
+                recorder.add(step, layers, watcher.layer_visibility)
+                done.append(step)
+    assert recorder is not None
+    return Decoded(done[-1].after.tokens, done, recorder.traces())
+
+
+class Seen:
+    """What a `watch` block saw: a step per forward, a trace per sequence of the batch."""
+
+    def __init__(self, watcher: Watcher, mask_id: int | None) -> None:
+        self.watcher, self.mask_id = watcher, mask_id
+        self.way = ""
+        self._recorders: list[Recorder] = []
+        self._before: CanvasState | None = None
+
+    @property
+    def traces(self) -> list[Trace]:
+        """One trace per sequence, in the order they began."""
+        if not self._recorders:
+            raise UserError("nothing was seen: no forward of the watched model ran inside the `watch` block")
+        return [trace for recorder in self._recorders for trace in recorder.traces()]
+
+    @property
+    def layers(self) -> list[str]:
+        """Names of the attention modules, in the order of a forward."""
+        return self.watcher.layers
+
+    def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._now = self._canvas(args, kwargs)
+        self.watcher.begin(self._now)
+
+    def _finish(self) -> None:
+        layers = self.watcher.finish()
+        if not layers:
+            raise UserError(
+                "no attention was seen in this forward: the model calls neither transformers' AttentionInterface nor"
+                " F.scaled_dot_product_attention"
+            )
+        if self._before is None:
+            names = [f"{len(self._recorders)}.{b}" for b in range(len(self._now.tokens))]
+            self._recorders.append(_recorder(names, self.watcher, {"rows": "cache" if self._cached else "all"}))
+        self._recorders[-1].add(Step(self._now, self._now, Commits.none()), layers, self.watcher.layer_visibility)
+        self._before = self._now
+
+    def _canvas(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CanvasState:
+        ids = kwargs.get("input_ids", args[0] if args else None)
+        if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.is_floating_point():
+            embeds = kwargs.get("inputs_embeds", ids)
+            if not isinstance(embeds, Tensor) or embeds.ndim < 2:
+                raise UserError("the watched forward takes neither token ids [batch, position] nor embeddings")
+            ids = torch.full(embeds.shape[:2], -1, device=embeds.device)
+        past = kwargs.get("past_key_values")
+        cached = int(past.get_seq_length()) if past is not None and hasattr(past, "get_seq_length") else 0
+        self._cached = past is not None or bool(kwargs.get("use_cache"))
+        before = self._before
+        if before is None or len(before.tokens) != len(ids) or before.tokens.shape[1] > cached + ids.shape[1]:
+            self._before = before = None
+        if cached:
+            head = ids.new_full((len(ids), cached), -1) if before is None else before.tokens[:, :cached]
+            ids = torch.cat([head, ids], 1)
+        mask = kwargs.get("attention_mask")
+        valid = torch.ones_like(ids, dtype=torch.bool)
+        if isinstance(mask, Tensor) and mask.ndim == 2:
+            valid[:, : mask.shape[1]] = mask[:, : ids.shape[1]].bool()
+        states = torch.where(valid, int(State.PROMPT), int(State.PAD))
+        if before is not None:  # what was masked in the step before and is not now has been committed
+            n = before.tokens.shape[1]
+            states[:, :n][(before.states >= State.MASKED) & valid[:, :n]] = int(State.COMMITTED)
+            states[:, n:][valid[:, n:]] = int(State.COMMITTED)
+        if self.mask_id is not None:
+            states[(ids == self.mask_id) & valid] = int(State.MASKED)
+        return CanvasState(ids, states, step=0 if before is None else before.step + 1)
+
+
+@contextmanager
+def watch(module: nn.Module | Model, *, mask_id: int | None = None, **settings: Any) -> Iterator[Seen]:
+    """Watch every forward of `module` inside the block; settings are those of `Watch`.
+
+    Nothing else is needed of the code in the block: it may be transformers' `generate()` or a sampler of your own.
+    `mask_id` tells masked positions from the others. Commits are not known here, so there is no predicting group.
+    """
+    if isinstance(module, Model):
+        module, mask_id = module.module, module.spec.mask_id if mask_id is None else mask_id
+    names = Watch(**settings).names
+    without_rows = tuple(name for name in names if "commit" not in _axes(name))
+    seen = Seen(Watcher(replace(Watch(**settings), fields=without_rows)), mask_id)
+    with into(module, seen.watcher) as seen.way:
+        root = [
+            module.register_forward_pre_hook(lambda _, args, kwargs: seen._begin(args, kwargs), with_kwargs=True),
+            module.register_forward_hook(lambda _, args, output: seen._finish()),
+        ]
+        try:
+            yield seen
+        finally:
+            for handle in root:
+                handle.remove()
+
+
+def _recorder(samples: Sequence[str], watcher: Watcher, meta: Mapping[str, Any]) -> Recorder:
+    axes = {reducer.name: reducer.axes for reducer in watcher.watch.reducers}
+    return Recorder(samples, meta=meta, extra_axes=axes, coords={"layer": watcher.layers})
+
+
+def _axes(name: str) -> tuple[str, ...]:
+    from floatscope.capture.fields import FIELDS
+
+    return FIELDS[name].axes
+
+
+def _to(canvas: CanvasState, device: torch.device) -> CanvasState:
+    member = canvas.regions.member
+    regions = replace(canvas.regions, member=None if member is None else member.to(device))
+    return replace(canvas, tokens=canvas.tokens.to(device), states=canvas.states.to(device), regions=regions)

@@ -1,0 +1,154 @@
+"""The primitive in plain torch, for every mask on every device: probabilities pass by in blocks and are added up.
+
+A block is a few heads × a few query rows × the keys those rows may see. Its size is a budget of elements (about the L2
+cache on a CPU), so memory does not grow with T². Scores are computed in base 2, exp2 being 2.5 times as fast as exp on
+a CPU, and the row's log-sum-exp is subtracted inside the same matrix product, as one more column of q against ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from floatscope.capture.attention import Attention
+from floatscope.capture.ask import Ask, Received
+from floatscope.capture.visibility import HIDDEN
+
+LOG2E = 1.4426950408889634
+LN2 = 1 / LOG2E
+CPU_BLOCK, CUDA_BLOCK = 2**19, 2**26  # elements
+
+
+@dataclass(frozen=True)
+class Block:
+    """Probabilities of some rows of some heads: p = 2^x on the keys of `keys`; every other key has probability 0."""
+
+    batch: slice
+    heads: slice
+    rows: slice
+    keys: slice
+    p: Float[Tensor, "b h rows keys"]
+    x: Float[Tensor, "b h rows keys"]  # log2 of p
+
+
+def blocks(call: Attention, lse: Tensor | None) -> Iterator[Block]:
+    """All of A, a block at a time, in fp32. Buffers are reused: copy what should outlive the iteration."""
+    for batch, rows, keys, one in call.samples():
+        if one.visible.queries == 0 or one.visible.keys == 0:
+            continue
+        part = None if lse is None else lse[batch, :, rows]
+        for block in _unpadded(one, part):
+            yield replace(
+                block,
+                batch=_shift(block.batch, batch.start),
+                rows=_shift(block.rows, rows.start),
+                keys=_shift(block.keys, keys.start),
+            )
+
+
+def receive(call: Attention, lse: Tensor | None, ask: Ask, carry: Tensor | None = None) -> Received:
+    B, H, Q, _ = call.query.shape
+    G, K = ask.weights.shape[-1], call.visible.keys
+    weights = ask.weights.float().transpose(1, 2).contiguous()  # [b, g, q]
+    received = weights.new_zeros(B, H, G, K)
+    entropy = None if ask.entropy is None else weights.new_zeros(B, H)
+    carried = None if carry is None else weights.new_zeros(B, Q, carry.shape[-1])
+    for at in blocks(call, lse):
+        w = weights[at.batch, None, :, at.rows].expand(-1, at.p.shape[1], -1, -1)  # [b, h, g, rows]
+        received[at.batch, at.heads, :, at.keys] += w @ at.p
+        if carried is not None:
+            carried[at.batch, at.rows] += (at.p @ carry[at.batch, None, at.keys]).sum(1)
+        if entropy is not None and ask.entropy is not None:
+            row_entropy = at.x.mul_(at.p).sum(-1)  # [b, h, rows], in bits and negative
+            entropy[at.batch, at.heads] -= (row_entropy * ask.entropy[at.batch, None, at.rows]).sum(-1) * LN2
+    return Received(received, entropy, None if carried is None else carried / H)
+
+
+def rows(
+    call: Attention, sample: Tensor, row: Tensor
+) -> Float[Tensor, "chosen head key"]:
+    """Whole rows A[sample, :, row, :] of chosen queries, by their own softmax: [chosen, head, key]."""
+    chosen = []
+    for b, i in zip(sample.tolist(), row.tolist(), strict=True):
+        see, span = call.visible, slice(i, i + 1)
+        q = call.query[b, :, i].float().unflatten(0, (call.key.shape[1], call.repeats))  # [kv, rep, d]
+        x = (q * call.scaling) @ call.key[b].float().transpose(-1, -2)  # [kv, rep, key]
+        x = x.flatten(0, 1)
+        if (bias := see.bias(span, slice(0, see.keys))) is not None:
+            x = x + _of(bias, b)[0, :, 0]
+        if (seen := see.allowed(span, slice(0, see.keys), x.device)) is not None:
+            x = x.masked_fill(~_of(seen, b)[0, :, 0], HIDDEN)
+        chosen.append(torch.softmax(x, -1))
+    if not chosen:
+        return call.query.new_zeros(0, call.query.shape[1], call.visible.keys, dtype=torch.float32)
+    return torch.stack(chosen)
+
+
+def _unpadded(call: Attention, lse: Tensor | None) -> Iterator[Block]:
+    see, rep = call.visible, call.repeats
+    B, H, Q, D = call.query.shape
+    KV = call.key.shape[1]
+    if call.query.device.type == "cpu":
+        n_rows = max(16, min(128, CPU_BLOCK // (2 * rep * see.keys)))
+        budget = CPU_BLOCK
+    else:
+        n_rows, budget = max(16, min(1024, CUDA_BLOCK // (rep * see.keys))), CUDA_BLOCK
+    n_kv = max(1, min(KV, budget // (n_rows * rep * see.keys)))
+    query = (call.query.float() * (call.scaling * LOG2E)).unflatten(1, (KV, rep))  # [b, kv, rep, q, d]
+    key = call.key.float()
+    if lse is not None:
+        shift = (lse * -LOG2E).unflatten(1, (KV, rep))[..., None]
+        query = torch.cat([query, shift], -1)
+        key = torch.cat([key, torch.ones_like(key[..., :1])], -1)
+    key = key.transpose(-1, -2)  # [b, kv, d, k]
+    with _full_precision(call.query):
+        for b in range(B):
+            for kv in range(0, KV, n_kv):
+                heads = slice(kv, min(kv + n_kv, KV))
+                for i in range(0, Q, n_rows):
+                    rows = slice(i, min(i + n_rows, Q))
+                    keys = see.span(rows)
+                    q = query[b, heads, :, rows].flatten(1, 2)  # [n, rep * rows, d]
+                    x = torch.bmm(q, key[b, heads, :, keys]).unflatten(1, (rep, -1)).flatten(0, 1)  # [h, rows, k]
+                    x = _masked(call, x[None], b, slice(kv * rep, heads.stop * rep), rows, keys)
+                    if lse is None:
+                        x = x - torch.logsumexp(x * LN2, -1, keepdim=True) * LOG2E
+                    yield Block(slice(b, b + 1), slice(kv * rep, heads.stop * rep), rows, keys, torch.exp2(x), x)
+
+
+def _masked(call: Attention, x: Tensor, b: int, heads: slice, rows: slice, keys: slice) -> Tensor:
+    see = call.visible
+    per_head = heads if see.per_head else slice(None)
+    if (bias := see.bias(rows, keys)) is not None:
+        x = x + _of(bias, b)[:, per_head] * LOG2E
+    if (seen := see.allowed(rows, keys, x.device)) is not None:
+        x = x.masked_fill(~_of(seen, b)[:, per_head], HIDDEN)
+    return x
+
+
+def _of(mask: Tensor, b: int) -> Tensor:
+    """One sample of a mask that may be shared by the whole batch."""
+    return mask[b : b + 1] if len(mask) > 1 else mask
+
+
+def _shift(piece: slice, by: int) -> slice:
+    return slice(piece.start + by, piece.stop + by)
+
+
+@contextmanager
+def _full_precision(like: Tensor) -> Iterator[None]:
+    """fp32 products in fp32, whatever the caller allowed for the model (TF32 keeps 10 bits)."""
+    if not like.is_cuda:
+        yield
+        return
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

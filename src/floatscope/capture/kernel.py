@@ -1,0 +1,204 @@
+"""The primitive as one Triton kernel: full, causal and key-padded attention on CUDA.
+
+A program owns a block of keys and walks over the queries. It recomputes the scores kᵀq once, turns them into
+probabilities with the log-sum-exp the model's own kernel left, and multiplies them with the group weights: O(T·G)
+memory, no online softmax, no rescaling. Three things pass through the same probabilities:
+
+    R[g, j]    accumulated in registers by the program that owns key j
+    entropy    Σ_i w_i Σ_j p·log p, likewise
+    A · carry  a sum over keys, so programs add to it, by Hopper's copy engine (one bulk reduction per block instead
+               of a thousand atomics; plain atomics elsewhere) and in fixed point, because integers add up to the same whatever their order
+
+In bf16 and fp16 the probabilities enter the product as fp16, scaled by 2^15 so that they are normal numbers down to
+2e-9: 11 bits instead of bf16's 8, an error of 3e-4 for a single row. In fp32 all products are fp32.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import Tensor
+
+from floatscope.capture.attention import Attention
+from floatscope.capture.ask import TILE, Ask, Received, tiles
+from floatscope.errors import UserError
+
+try:
+    import triton
+    import triton.language as tl
+    from triton.tools.tensor_descriptor import TensorDescriptor
+except ImportError:  # a CPU-only install; `unserved` says so
+    triton = None
+
+LOG2E = 1.4426950408889634
+SHIFT = 15  # halves hold p · 2^15
+FIXED = 2.0**24  # fixed point of the carried sums: 6e-8 per step, room for 127 heads
+
+
+def unserved(call: Attention) -> str | None:
+    """Why this kernel does not take the call, or None when it does."""
+    see, D = call.visible, call.query.shape[-1]
+    if triton is None:
+        return "triton is not installed"
+    if not call.query.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
+        return f"the tensors are on {call.query.device.type}"
+    if see.kind not in ("full", "causal"):
+        return f"{see.kind} masks go to the blocked backend"
+    if D not in (16, 32, 64, 128, 256):
+        return f"head dimension {D} is not a power of two between 16 and 256"
+    if see.valid is not None and not all(whole for _, _, whole in see._spans):
+        return "the padding has holes"
+    return None
+
+
+if triton is not None:
+
+    @triton.jit
+    def _receive(
+        Q, K, LSE, W, E, Y, SPAN, R, ENT, OUT,
+        sqb, sqh, sqt, skb, skh, skt, n_q, n_k, offset, scale, H,
+        REP: tl.constexpr, D: tl.constexpr, G: tl.constexpr,
+        BM: tl.constexpr, BN: tl.constexpr,
+        CAUSAL: tl.constexpr, PADDED: tl.constexpr, EVEN: tl.constexpr, ENTROPY: tl.constexpr, CARRY: tl.constexpr,
+        BULK: tl.constexpr, HALF: tl.constexpr, SHIFT: tl.constexpr, FIXED: tl.constexpr,
+    ):  # fmt: skip
+        tile, bh = tl.program_id(0), tl.program_id(1)
+        b, h = bh // H, bh % H
+        j = tile * BN + tl.arange(0, BN)
+        d = tl.arange(0, D)
+        g = tl.arange(0, G)
+        first, stop = 0, n_k
+        if PADDED:
+            first, stop = tl.load(SPAN + 2 * b), tl.load(SPAN + 2 * b + 1)
+        inside = (j >= first) & (j < stop)
+        kp = K + b * skb + (h // REP) * skh + j[:, None].to(tl.int64) * skt + d[None, :]
+        if EVEN:
+            k = tl.load(kp)
+        else:
+            k = tl.load(kp, mask=inside[:, None], other=0.0)
+        acc = tl.zeros((BN, G), tl.float32)
+        ent = tl.zeros((BN,), tl.float32)
+        if CARRY:
+            y = tl.load(Y + (b * n_k + j)[:, None] * G + g[None, :], mask=inside[:, None], other=0.0)
+        begin = 0
+        if CAUSAL:  # the first query that sees key j stands at row j - offset
+            begin = tl.maximum(tile * BN - offset, 0) // BM * BM
+        for i0 in range(begin, n_q, BM):
+            i = i0 + tl.arange(0, BM)
+            qp = Q + b * sqb + h * sqh + i[None, :].to(tl.int64) * sqt + d[:, None]
+            wp = W + (b * n_q + i)[:, None] * G + g[None, :]
+            lp = LSE + bh * n_q + i
+            if EVEN:
+                q, w, lse = tl.load(qp), tl.load(wp), tl.load(lp)
+            else:
+                ok = i < n_q
+                q = tl.load(qp, mask=ok[None, :], other=0.0)
+                w = tl.load(wp, mask=ok[:, None], other=0.0)
+                lse = tl.load(lp, mask=ok, other=1e30)
+            if HALF:
+                s = tl.dot(k, q)
+            else:
+                s = tl.dot(k, q, input_precision="ieee")
+            x = s * scale - (lse * 1.4426950408889634 - SHIFT)[None, :]
+            if CAUSAL:
+                if i0 + offset < tile * BN + BN:
+                    x = tl.where((i + offset)[None, :] >= j[:, None], x, -1e30)
+            if not EVEN:
+                x = tl.where(inside[:, None], x, -1e30)
+            p = tl.exp2(x)
+            if ENTROPY:
+                if CAUSAL:
+                    e = tl.load(E + b * n_q + i, mask=i < n_q, other=0.0)
+                    ent += tl.sum(p * x * e[None, :], 1)
+                else:  # every row sees as many keys, so its weight can wait
+                    ent += tl.sum(p * x, 1)
+            if HALF:
+                ph = p.to(tl.float16)
+                acc = tl.dot(ph, w, acc)
+                if CARRY:
+                    out = tl.dot(tl.trans(ph), y) * (FIXED / (1 << SHIFT))
+            else:
+                acc = tl.dot(p, w, acc, input_precision="ieee")
+                if CARRY:
+                    out = tl.dot(tl.trans(p), y, input_precision="ieee") * FIXED
+            if CARRY:
+                fixed = (out + 0.5).to(tl.int32)  # rows past n_q are 0
+                if BULK:
+                    OUT.atomic_add([b * n_q + i0, 0], fixed)
+                else:
+                    op = OUT + (b * n_q + i)[:, None] * G + g[None, :]
+                    tl.atomic_add(op, fixed, mask=(i < n_q)[:, None], sem="relaxed")
+        rp = R + bh * G * n_k + g[None, :] * n_k + j[:, None]
+        tl.store(rp, acc * (1.0 / (1 << SHIFT)), mask=(j < n_k)[:, None])
+        if ENTROPY:
+            tl.store(ENT + bh * tl.num_programs(0) + tile, tl.sum(ent, 0) * (1.0 / (1 << SHIFT)))
+
+
+def blocks_of(dim: int, half: bool) -> dict[str, int]:
+    """Block sizes measured best on one H200 among eleven; see docs/benchmarks.md."""
+    if half:
+        return {"BM": 64, "BN": 128, "num_warps": 4 if dim <= 128 else 8, "num_stages": 3 if dim <= 128 else 2}
+    return {"BM": 32, "BN": 64 if dim <= 64 else 32, "num_warps": 4, "num_stages": 2}
+
+
+def receive(call: Attention, lse: Tensor | None, ask: Ask, carry: Tensor | None = None) -> Received:
+    if lse is None:
+        raise UserError("the triton backend needs the log-sum-exp of the model's kernel; use backend='blocked'")
+    half = call.query.dtype != torch.float32
+    weights = ask.halves if half else [(tile, None) for tile in ask.singles]
+    carries = [] if carry is None else tiles(carry.half() if half else carry.float())
+    received, carried = [], []
+    entropy = None
+    for t in range(max(len(weights), len(carries))):
+        w, scale = weights[min(t, len(weights) - 1)]
+        R, bits, out = _pass(call, lse, w, ask.entropy if t == 0 else None, carries[t] if t < len(carries) else None)
+        entropy = bits if t == 0 else entropy
+        if t < len(weights):
+            received.append(R if scale is None else R * scale[:, None, :, None])
+        if out is not None:
+            carried.append(out)
+    return Received(
+        (received[0] if len(received) == 1 else torch.cat(received, 2))[:, :, : ask.weights.shape[-1]],
+        entropy,
+        torch.cat(carried, -1)[..., : carry.shape[-1]] if carry is not None else None,
+    )
+
+
+def _pass(
+    call: Attention, lse: Tensor, w: Tensor, e: Tensor | None, y: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """One launch: 16 columns of weights and, if given, entropy weights and 16 columns of carry."""
+    see, half = call.visible, call.query.dtype != torch.float32
+    B, H, n_q, D = call.query.shape
+    n_k, device = see.keys, call.query.device
+    q, k = _rows_last(call.query), _rows_last(call.key)
+    size = blocks_of(D, half)
+    n_tiles = triton.cdiv(n_k, size["BN"])
+    R = torch.empty(B, H, TILE, n_k, device=device)
+    ent = torch.empty(B, H, n_tiles, device=device)
+    out = None if y is None else torch.zeros(B, n_q, TILE, device=device, dtype=torch.int32)
+    bulk = call.query.is_cuda and torch.cuda.get_device_capability(device) >= (9, 0)
+    target = TensorDescriptor.from_tensor(out.view(-1, TILE), [size["BM"], TILE]) if bulk and out is not None else out
+    even = see.valid is None and n_q % size["BM"] == 0 and n_k % size["BN"] == 0
+    shift = SHIFT if half else 0
+    _receive[(n_tiles, B * H)](
+        q, k, lse.contiguous(), w, e, y, see.spans(device), R, ent, target,
+        *q.stride()[:3], *k.stride()[:3], n_q, n_k, see.offset, call.scaling * LOG2E, H,
+        REP=call.repeats, D=D, G=TILE, CAUSAL=see.kind == "causal", PADDED=see.valid is not None, EVEN=even,
+        ENTROPY=e is not None, CARRY=y is not None, BULK=bulk, HALF=half, SHIFT=shift, FIXED=FIXED, **size,
+    )  # fmt: skip
+    entropy = None if e is None else _entropy(ent.sum(-1), e, shift, see.kind == "causal")
+    return R, entropy, None if out is None else out * (1 / (FIXED * H))
+
+
+def _entropy(bits: Tensor, e: Tensor, shift: int, weighted: bool) -> Tensor:
+    """Undo the shift of x (rows sum to 1, so it is a constant) and, where the kernel did not, apply the row weight."""
+    if not weighted:
+        weight = e.amax(-1, keepdim=True)
+        bits = bits * weight
+    return (shift * e.sum(-1, keepdim=True) - bits) / LOG2E
+
+
+def _rows_last(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()

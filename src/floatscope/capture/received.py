@@ -1,0 +1,45 @@
+"""The one primitive, asked of a backend and answered by it.
+
+    R[g, j] = Σ_i weights[i, g] · softmax(scores)[i, j]            received attention, by query group
+
+and, because the same probabilities pass by, Σ_i entropy[i] · H_i (H the row entropy) and the head mean of A · carry
+(what attention makes of values carried from layer to layer: rollout). `receive` picks the backend that serves the case.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from floatscope.capture.attention import Attention
+from floatscope.capture import blocked, dense, kernel
+from floatscope.errors import UserError, unknown
+
+BACKENDS = ("auto", "triton", "blocked", "dense")
+
+
+def backend_for(call: Attention, lse_known: bool = True, wanted: str = "auto") -> str:
+    """The backend that serves this call: `triton` on CUDA where its kernel covers the case, else `blocked`."""
+    if wanted not in BACKENDS:
+        raise unknown("backend", wanted, BACKENDS)
+    if wanted in ("blocked", "dense"):
+        return wanted
+    reason = kernel.unserved(call) if lse_known else "the model's kernel does not give its log-sum-exp"
+    if wanted == "triton" and reason:
+        raise UserError(f"the triton backend does not serve this call: {reason}; use backend='auto'")
+    return "blocked" if reason else "triton"
+
+
+def receive(
+    call: Attention, lse: Tensor | None, ask: Ask, carry: Tensor | None = None, backend: str = "auto"
+) -> Received:
+    """Answer `ask` for one attention call, exactly, in O(keys · groups) memory.
+
+    carry: [batch, key, column], values in [0, 1].
+    """
+    answer = {"triton": kernel.receive, "blocked": blocked.receive, "dense": dense.receive}
+    with torch.no_grad():
+        return answer[backend_for(call, lse is not None, backend)](call, lse, ask, carry)

@@ -1,0 +1,135 @@
+"""From what one layer received to the fields of `FIELDS`.
+
+Two halves, because which rows are *predicting* is known only after the step's commits: `Raw` is what a layer leaves
+during the forward, `summarise` makes the fields of several layers at once when the step is over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from floatscope.capture.fields import ELIGIBLE, RANKS
+from floatscope.values import Commits
+
+
+@dataclass(frozen=True)
+class Raw:
+    """One layer, before the commits are known. Sums over rows, not means."""
+
+    received: Float[Tensor, "batch head group key"]
+    columns: Float[Tensor, "batch head 5 key"] | None
+    head_stats: Float[Tensor, "batch head stat"] | None  # entropy, output norm, query norm
+    visibility: int
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Per visibility: what uniform attention would receive (mean scale), and which keys a detector may look at."""
+
+    uniform: Float[Tensor, "batch group key"]
+    eligible: Bool[Tensor, "batch group key"]
+
+
+def expected(
+    uniform: Float[Tensor, "batch group key"],
+    seen: Float[Tensor, "batch group key"],
+    count: Float[Tensor, "batch group"],
+) -> Expected:
+    """`uniform` and `seen` as sums over the group's rows; a key is eligible if min(16, n_g) of them see it."""
+    need = count.clamp_max(ELIGIBLE).clamp_min(1)[..., None]
+    return Expected(uniform / count[..., None], seen >= need)
+
+
+def summarise(
+    received: Float[Tensor, "layer batch head group key"],
+    columns: Float[Tensor, "layer batch head 5 key"] | None,
+    stats: Float[Tensor, "layer batch head 3"] | None,
+    count: Float[Tensor, "batch group"],
+    want: Expected,
+    fields: frozenset[str],
+) -> dict[str, Float[Tensor, "layer batch ..."]]:
+    """The fields that come from received attention, for layers that share a visibility."""
+    mean = received / count[:, None, :, None]  # an empty group is 0/0: NaN, "no such rows"
+    out: dict[str, Tensor] = {}
+    if "received" in fields:
+        out["received"] = mean.mean(2)
+    if "received_heads" in fields:
+        out["received_heads"] = mean
+    if fields & {"top", "top_key", "moments", "head_stats"}:
+        lift = mean / want.uniform[:, None]
+        eligible = want.eligible[:, None].expand(lift.shape[1:]) & lift.isfinite()
+        lift = torch.where(eligible, lift, 0.0)
+        if columns is not None and fields & {"top", "top_key"}:
+            out |= _top(lift, eligible, columns)
+        if columns is not None and "moments" in fields:
+            out["moments"] = _moments(lift, eligible, columns)
+        if stats is not None and "head_stats" in fields:
+            gini = _gini(lift[..., 0, :], eligible[..., 0, :])
+            first = mean[..., 0, :].gather(-1, _first_key(want).expand(*mean.shape[:3], 1))[..., 0]
+            out["head_stats"] = torch.stack([stats[..., 0], gini, first, stats[..., 1], stats[..., 2]], -1)
+    return out
+
+
+def chosen_rows(
+    p: Float[Tensor, "commit head key"],
+    member: Bool[Tensor, "batch key region"] | None,
+    commits: Commits,
+    fields: frozenset[str],
+) -> dict[str, Tensor]:
+    """The commit-axis fields from whole predicting rows."""
+    out: dict[str, Tensor] = {}
+    if "row_key" in fields or "row_mass" in fields:
+        n = min(RANKS, p.shape[-1])
+        mass, key = p.topk(n, -1)
+        pad = (0, RANKS - n)
+        out["row_key"] = torch.nn.functional.pad(key.int(), pad, value=-1)
+        out["row_mass"] = torch.nn.functional.pad(mass, pad, value=torch.nan)
+    if "row_regions" in fields and member is not None:
+        out["row_regions"] = p @ member[commits.sample.to(member.device)].to(p.dtype)
+    if "rows" in fields:
+        out["rows"] = p
+    return out
+
+
+def _top(lift: Tensor, eligible: Tensor, columns: Tensor) -> dict[str, Tensor]:
+    n = min(RANKS, lift.shape[-1])
+    ranked = torch.where(eligible, lift, -1.0)  # lift is never negative
+    value, key = ranked.topk(n, -1)  # [layer, batch, head, group, n]
+    stats = columns[..., None, :, :].expand(*key.shape[:4], *columns.shape[-2:])  # [.., group, 5, key]
+    picked = stats.gather(-1, key[..., None, :].expand(*key.shape[:4], 5, n)).transpose(-1, -2)
+    top = torch.cat([value[..., None], picked], -1)
+    missing = value < 0
+    top = top.masked_fill(missing[..., None], torch.nan)
+    key = key.int().masked_fill(missing, -1)
+    pad = RANKS - n
+    return {
+        "top_key": torch.nn.functional.pad(key, (0, pad), value=-1),
+        "top": torch.nn.functional.pad(top, (0, 0, 0, pad), value=torch.nan),
+    }
+
+
+def _moments(lift: Tensor, eligible: Tensor, columns: Tensor) -> Tensor:
+    """[.., head, quantity, (n, Σ, Σ²)]: the lift of each group over its eligible keys, the columns over group `all`'s."""
+    keep = eligible[..., :1, :].expand(*columns.shape[:3], columns.shape[-2], -1)
+    values = torch.cat([lift, torch.where(keep, columns, 0.0)], -2)
+    n = torch.cat([eligible.expand(lift.shape).sum(-1), keep.sum(-1)], -1).to(values.dtype)
+    return torch.stack([n, values.sum(-1), values.square().sum(-1)], -1)
+
+
+def _gini(x: Float[Tensor, "*batch key"], keep: Bool[Tensor, "*batch key"]) -> Float[Tensor, "*batch"]:
+    """Gini coefficient over the kept entries: 0 = all alike, → 1 = one key has everything."""
+    n = keep.sum(-1)
+    ordered = torch.where(keep, x, 0.0).sort(-1).values  # left-out keys sort to the front as zeros
+    rank = torch.arange(1, x.shape[-1] + 1, device=x.device, dtype=x.dtype) - (x.shape[-1] - n)[..., None]
+    total = ordered.sum(-1)
+    weighted = (2 * rank - n[..., None] - 1).clamp_min(-x.shape[-1]) * ordered
+    return weighted.sum(-1) / (n * total).clamp_min(1e-30)
+
+
+def _first_key(want: Expected) -> Int[Tensor, "batch 1 1"]:
+    """The first key anyone sees: 0, or the first after left padding."""
+    return (want.uniform[:, 0] > 0).int().argmax(-1)[:, None, None]

@@ -1,0 +1,324 @@
+"""Two ways into a model's attention, the same reducers behind both.
+
+`through_transformers`: a registered attention function and a mask function of our own, for models that follow
+transformers' AttentionInterface. The mask function keeps structure (full, causal, a rule over indices, 2-D padding), so
+no [T, T] mask is built. `through_sdpa`: a `TorchFunctionMode` on `F.scaled_dot_product_attention`, for everything else.
+`into(module, watcher)` takes the first that fits.
+
+What changes the softmax itself (softcap, attention sinks as parameters, position bias) and what hides attention inside
+one fused call is refused by name, never guessed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
+
+from floatscope.capture.attention import Attention
+from floatscope.capture.columns import gram
+from floatscope.capture.visibility import Rule, Visibility
+from floatscope.capture.watcher import Layer, Watcher
+from floatscope.errors import UserError
+
+NAME = "floatscope"
+CHANGES_SOFTMAX = {
+    "softcap": "a soft cap on the scores",
+    "s_aux": "attention sinks as parameters",
+    "position_bias": "a learned position bias",
+    "head_mask": "a head mask",
+    "cache": "a paged cache",
+}
+FUSED = ("multi_head_attention_forward", "_native_multi_head_attention", "_transformer_encoder_layer_fwd")
+OUTPUT_PROJECTIONS = ("o_proj", "out_proj", "c_proj", "dense", "Wo", "wo", "proj", "attn_out")
+
+
+@contextmanager
+def into(module: nn.Module, watcher: Watcher) -> Iterator[str]:
+    """Watch `module` until the block ends; yields the name of the way taken."""
+    transformers_way = _follows_attention_interface(module)
+    with (through_transformers if transformers_way else through_sdpa)(module, watcher):
+        yield "AttentionInterface" if transformers_way else "scaled_dot_product_attention"
+
+
+# --- transformers ---------------------------------------------------------------------------------------------------
+
+_watchers: weakref.WeakKeyDictionary[nn.Module, tuple[Watcher, Sites]] = weakref.WeakKeyDictionary()
+
+
+@contextmanager
+def through_transformers(module: nn.Module, watcher: Watcher) -> Iterator[None]:
+    _register()
+    with ExitStack() as undo:
+        sites = undo.enter_context(_sites(module))
+        for part in module.modules():
+            if part in _watchers:
+                raise UserError("this model is being watched already; leave the other `watch` block first")
+        for part in module.modules():
+            _watchers[part] = watcher, sites
+            undo.callback(_watchers.pop, part, None)
+        for config in _configs(module):
+            undo.callback(setattr, config, "_attn_implementation_internal", config._attn_implementation_internal)
+        module.set_attn_implementation(NAME)  # type: ignore[operator]
+        yield
+
+
+def _register() -> None:
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(NAME, _attention)
+    AttentionMaskInterface.register(NAME, _mask)
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Visibility | Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention signature; q, k, v [batch, head, position, dim], the output [batch, position, head, dim]."""
+    watcher, sites = _watchers[module]
+    layer = sites.layer(module, query.shape[1])
+    for name, what in CHANGES_SOFTMAX.items():
+        if kwargs.get(name) is not None:
+            raise UserError(f"layer '{layer.name}' uses {what} (`{name}`), which floatscope cannot capture exactly")
+    if dropout:
+        raise UserError(f"layer '{layer.name}' applies dropout {dropout} to its attention; call model.eval() first")
+    visible = _visible(module, attention_mask, is_causal, query.shape[2], key.shape[2])
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    out = watcher.attend(Attention(query, key, value, visible, float(scale)), layer)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _visible(module: nn.Module, mask: Visibility | Tensor | None, causal: bool | None, Q: int, K: int) -> Visibility:
+    if isinstance(mask, Visibility):
+        return mask
+    if mask is not None:  # a 4-D mask the caller made
+        return Visibility.by_mask(mask[..., :K], Q, K)
+    causal = getattr(module, "is_causal", True) if causal is None else causal
+    return Visibility.causal(Q, K) if causal and Q > 1 else Visibility.full(Q, K)
+
+
+def _mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int = 0,
+    kv_offset: int = 0,
+    mask_function: Rule | None = None,
+    attention_mask: Tensor | None = None,
+    use_vmap: bool = False,
+    **kwargs: Any,
+) -> Visibility:
+    """transformers' mask signature, answered with structure."""
+    from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
+
+    valid = None
+    if attention_mask is not None:
+        valid = F.pad(attention_mask.bool(), (0, max(0, kv_length + kv_offset - attention_mask.shape[-1])))
+        valid = valid[:, kv_offset : kv_offset + kv_length]
+    offset = int(q_offset) - int(kv_offset)
+    if mask_function is causal_mask_function:
+        return Visibility.causal(q_length, kv_length, valid, offset)
+    if mask_function is bidirectional_mask_function:
+        return Visibility.full(q_length, kv_length, valid, offset)
+    assert mask_function is not None
+    expanded = _vmapped(mask_function) if use_vmap else mask_function
+
+    def rule(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return expanded(b, h, q + kv_offset, k + kv_offset)
+
+    return Visibility.by_rule(q_length, kv_length, rule, valid, offset, batch_size)
+
+
+def _vmapped(function: Rule) -> Rule:
+    """Custom mask functions may index tensors by scalar; vmap over the four broadcast index axes, as transformers does."""
+    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+
+    for dims in ((None, None, None, 0), (None, None, 0, None), (None, 0, None, None), (0, None, None, None)):
+        function = torch.vmap(function, in_dims=dims, out_dims=0)
+
+    def rule(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        with TransformGetItemToIndex():
+            return function(b.flatten(), h.flatten(), q.flatten(), k.flatten())
+
+    return rule
+
+
+def _follows_attention_interface(module: nn.Module) -> bool:
+    return bool(getattr(module, "_supports_attention_backend", False)) and hasattr(module, "set_attn_implementation")
+
+
+def _configs(module: nn.Module) -> list[Any]:
+    """Every config whose attention implementation `set_attn_implementation` may change."""
+    found: dict[int, Any] = {}
+    for part in module.modules():
+        config = getattr(part, "config", None)
+        if hasattr(config, "_attn_implementation_internal"):
+            found[id(config)] = config
+            for name in getattr(config, "sub_configs", {}):
+                if (sub := getattr(config, name, None)) is not None:
+                    found[id(sub)] = sub
+    return list(found.values())
+
+
+# --- scaled_dot_product_attention -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def through_sdpa(module: nn.Module, watcher: Watcher) -> Iterator[None]:
+    with _sites(module) as sites, _SdpaMode(watcher, sites):
+        yield
+
+
+class _SdpaMode(TorchFunctionMode):
+    def __init__(self, watcher: Watcher, sites: Sites) -> None:
+        super().__init__()
+        self.watcher, self.sites = watcher, sites
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not self.watcher.watching:
+            return func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if name in FUSED:
+            raise UserError(
+                f"layer '{self.sites.current_name}' computes its attention inside one fused call ({name}), which hides"
+                " it from floatscope; use a module that calls F.scaled_dot_product_attention"
+            )
+        if func is not F.scaled_dot_product_attention:
+            return func(*args, **kwargs)
+        return self._attend(**_SDPA.bind(*args, **kwargs).arguments)
+
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        lead = query.shape[:-3]
+        q, k, v = (x.reshape(-1, *x.shape[-3:]) if x.ndim != 4 else x for x in (query, key, value))
+        layer = self.sites.layer(self.sites.current, q.shape[1])
+        if dropout_p:
+            raise UserError(f"layer '{layer.name}' applies dropout {dropout_p} to its attention; call model.eval() first")
+        Q, K = q.shape[2], k.shape[2]
+        if attn_mask is not None:
+            visible = Visibility.by_mask(attn_mask, Q, K)
+        elif is_causal:  # SDPA aligns a rectangular causal mask with key 0
+            visible = Visibility.causal(Q, K, offset=0)
+        else:
+            visible = Visibility.full(Q, K)
+        scaling = q.shape[-1] ** -0.5 if scale is None else scale
+        out = self.watcher.attend(Attention(q, k, v, visible, float(scaling)), layer)
+        return out.reshape(*lead, *out.shape[1:])
+
+
+_SDPA = inspect.Signature(
+    [
+        inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default)
+        for name, default in (
+            ("query", inspect.Parameter.empty),
+            ("key", inspect.Parameter.empty),
+            ("value", inspect.Parameter.empty),
+            ("attn_mask", None),
+            ("dropout_p", 0.0),
+            ("is_causal", False),
+            ("scale", None),
+            ("enable_gqa", False),
+        )
+    ]
+)
+
+
+# --- where a call happens -------------------------------------------------------------------------------------------
+
+
+class Sites:
+    """Names, residual norms and output projections of the modules whose forward is running."""
+
+    def __init__(self, root: nn.Module) -> None:
+        self.names = {part: name or type(root).__name__ for name, part in root.named_modules()}
+        self.parents = {child: part for part in root.modules() for child in part.children()}
+        self.running: list[nn.Module] = []
+        self.residuals: dict[nn.Module, Tensor] = {}
+        self.grams: dict[nn.Module, Tensor | None] = {}
+
+    @property
+    def current(self) -> nn.Module | None:
+        return self.running[-1] if self.running else None
+
+    @property
+    def current_name(self) -> str:
+        return self.names[self.current] if self.current is not None else "outside the model"
+
+    def layer(self, module: nn.Module | None, heads: int) -> Layer:
+        if module is None:
+            return Layer("outside the model")
+        block = self.parents.get(module, module)
+        stream = self.residuals.get(block)
+        norm = None if stream is None else torch.linalg.vector_norm(stream.detach(), dim=-1, dtype=torch.float32)
+        return Layer(self.names[module], lambda: self._gram(module, heads), norm)
+
+    def _gram(self, module: nn.Module, heads: int) -> Tensor | None:
+        """W_OᵀW_O of the projection that follows the heads, found by the names the field uses; None if there is none."""
+        if module not in self.grams:
+            weight = _output_projection(module)
+            if weight is None and (block := self.parents.get(module)) is not None:  # BERT keeps it one level up
+                weight = _output_projection(block) or _output_projection(getattr(block, "output", block))
+            self.grams[module] = None if weight is None else gram(weight, heads)
+        return self.grams[module]
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.running.append(module)
+        stream = args[0] if args else kwargs.get("hidden_states")
+        if isinstance(stream, Tensor) and stream.ndim == 3 and stream.is_floating_point():
+            self.residuals[module] = stream
+
+    def leave(self, module: nn.Module) -> None:
+        while self.running and self.running.pop() is not module:
+            pass
+        self.residuals.pop(module, None)
+
+
+@contextmanager
+def _sites(root: nn.Module) -> Iterator[Sites]:
+    sites = Sites(root)
+    handles: list[RemovableHandle] = []
+    for part in root.modules():
+        handles.append(part.register_forward_pre_hook(lambda m, a, k: sites.enter(m, a, k), with_kwargs=True))
+        handles.append(part.register_forward_hook(lambda m, a, o: sites.leave(m), always_call=True))
+    try:
+        yield sites
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _output_projection(module: nn.Module) -> Tensor | None:
+    """The weight [out, head · dim] of the output projection, or None."""
+    for name in OUTPUT_PROJECTIONS:
+        part = getattr(module, name, None)
+        weight = getattr(part, "weight", None)
+        if isinstance(weight, Tensor) and weight.ndim == 2:
+            return weight if isinstance(part, nn.Linear) else weight.T  # GPT-2's Conv1D is [in, out]
+    return None

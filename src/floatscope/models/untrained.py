@@ -1,0 +1,53 @@
+"""The untrained control: the same architecture with fresh weights by its own initialiser.
+
+    control = untrained(model, seed=0)      # wherever a model is
+
+Much of what looks like an anchor is there before any training (a causal mask alone puts the top key at position 0), so
+every number of a trained model stands beside the same number of its control.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from floatscope.errors import UserError
+from floatscope.models.model import Model
+
+M = TypeVar("M", Model, nn.Module)
+
+
+def untrained(model: M, seed: int = 0) -> M:
+    """A fresh model like `model`, on its device and in its dtype; the global random state is left as it was."""
+    if isinstance(model, Model):
+        spec = replace(model.spec, name=f"{model.spec.name} (untrained, seed {seed})")
+        return Model(untrained(model.module, seed), spec)
+    like = next(model.parameters())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        fresh = _fresh(model)
+    return fresh.to(device=like.device, dtype=like.dtype).train(model.training)
+
+
+def _fresh(module: nn.Module) -> nn.Module:
+    config = getattr(module, "config", None)
+    if config is not None and hasattr(module, "post_init"):  # transformers: constructing is initialising
+        fresh: nn.Module = type(module)(copy.deepcopy(config))
+        return fresh
+    fresh = copy.deepcopy(module)
+    for name, part in fresh.named_modules():
+        own = [p for p, _ in part.named_parameters(recurse=False)]
+        if not own:
+            continue
+        reset = getattr(part, "reset_parameters", getattr(part, "_reset_parameters", None))
+        if not callable(reset):
+            raise UserError(
+                f"cannot make an untrained control: '{name or type(module).__name__}' ({type(part).__name__}) has"
+                f" parameters ({', '.join(own)}) and no reset_parameters(); add one that initialises them"
+            )
+        reset()
+    return fresh

@@ -1,0 +1,174 @@
+"""`Trace`: everything one sample left behind while its canvas was decoded, as named arrays.
+
+One trace holds one sample, cut to its own keys, so it does not depend on the batch it was decoded in. Arrays are numpy,
+`axes[name]` names their axes, `coords` names what lies along an axis; floats that were not measured are NaN.
+
+    trace.arrays["received"], trace.axes["received"]    # [step, layer, group, key]
+    trace.received(layer=3, scale="lift")               # [step, key], 1 = as much as uniform attention would give
+    trace.plot(layer=3, path="floating.png")
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float
+
+from floatscope.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from matplotlib.figure import Figure
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+SCALES = ("mean", "sum", "percent", "lift")
+VIEWS = ("step", "prefix")
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """One sample's trace. `layout.OWN` and `capture.fields.FIELDS` say what each array means."""
+
+    sample: str
+    arrays: Mapping[str, Array]
+    axes: Mapping[str, tuple[str, ...]]
+    coords: Mapping[str, tuple[str, ...]]
+    meta: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        sizes = {axis: (len(names), f"coords['{axis}']") for axis, names in self.coords.items()}
+        for name, array in self.arrays.items():
+            axes = self.axes.get(name, ())
+            if len(axes) != array.ndim:
+                raise UserError(
+                    f"array '{name}' has {array.ndim} axes, and {len(axes)} names for them: {', '.join(axes)}"
+                )
+            for axis, size in zip(axes, array.shape, strict=True):
+                known, where = sizes.setdefault(axis, (size, f"array '{name}'"))
+                if known != size:
+                    raise UserError(f"axis '{axis}' is {size} long in array '{name}' and {known} long in {where}")
+        object.__setattr__(self, "meta", plain_json(self.meta, "meta"))
+
+    def received(
+        self,
+        layer: int | None = None,
+        group: str = "all",
+        scale: str = "mean",
+        head: int | None = None,
+        view: str = "step",
+    ) -> Float[np.ndarray, "step key"]:
+        """Received attention r[step, key] of a query group, for one layer or (None) the mean over layers.
+
+        `scale` is of METHODS §2: `mean`, `sum` (times the step's number of keys), `percent`, `lift` (over what uniform
+        attention would give under the layer's own mask; for several layers the mean of their lifts). `view="prefix"`
+        adds up the rows an autoregressive model has shown one step at a time, so that step t is its whole prefix.
+        """
+        if scale not in SCALES:
+            raise unknown("scale", scale, SCALES)
+        if view not in VIEWS:
+            raise unknown("view", view, VIEWS)
+        if group not in self.coords["group"]:
+            raise unknown("group", group, self.coords["group"])
+        if view == "prefix":
+            self._check_prefix(group)
+        g, rows = self.coords["group"].index(group), self._layer_rows(layer)
+
+        def seen(mean: Array) -> Array:
+            return self._running(mean) if view == "prefix" else mean
+
+        r = seen(self._means(head)[:, rows, g].astype(np.float64))  # [step, layer, key]
+        if scale == "lift":
+            u = self._field("uniform", f"scale 'lift' divides by it; use one of {', '.join(SCALES[:-1])}")
+            with np.errstate(divide="ignore", invalid="ignore"):
+                # A key that no row of the group may see has u = r = 0: its lift is not 0 but undefined.
+                r = r / seen(u[:, self.arrays["layer_visibility"][rows], g].astype(np.float64))
+        else:
+            r = r * {"mean": 1.0, "percent": 100.0, "sum": self.arrays["keys"][:, None, None]}[scale]
+        over_layers: Array = r.mean(1).astype(np.float32)
+        return over_layers
+
+    def to_xarray(self) -> xr.Dataset:
+        """The same arrays under the same names: `ds.received.sel(layer=3, group="all").argmax("key")`."""
+        import xarray as xr
+
+        coords: dict[str, Any] = {axis: list(names) for axis, names in self.coords.items() if axis != "layer"}
+        coords["layer"] = self.arrays["layers"]
+        if "layer" in self.coords:
+            coords["layer_name"] = ("layer", list(self.coords["layer"]))
+        # netCDF attributes are strings and numbers; whatever is nested goes in as JSON text.
+        attrs = {k: v if type(v) in (str, int, float) else json.dumps(v) for k, v in self.meta.items()}
+        variables = {name: (self.axes[name], array) for name, array in self.arrays.items()}
+        return xr.Dataset(variables, coords=coords, attrs={"sample": self.sample, **attrs})
+
+    def plot(
+        self,
+        layer: int | None = None,
+        group: str = "all",
+        scale: str = "lift",
+        path: str | Path | None = None,
+        *,
+        head: int | None = None,
+        view: str = "step",
+    ) -> Figure:
+        """The temporal map M[step, key] with masks, commits and the top key of each step; saved if `path` is given."""
+        from floatscope.trace.plot import temporal_map
+
+        return temporal_map(self, layer=layer, group=group, scale=scale, path=path, head=head, view=view)
+
+    def _field(self, name: str, why: str) -> Array:
+        if name not in self.arrays:
+            raise UserError(f"the trace of '{self.sample}' does not keep '{name}': {why}")
+        return self.arrays[name]
+
+    def _layer_rows(self, layer: int | None) -> list[int]:
+        kept = self.arrays["layers"].tolist()
+        if layer is None:
+            return list(range(len(kept)))
+        if layer not in kept:
+            whole = kept == list(range(kept[0], kept[-1] + 1))
+            held = f"{kept[0]} to {kept[-1]}" if whole else ", ".join(map(str, kept))
+            raise UserError(f"layer {layer} is not in the trace of '{self.sample}', which holds layers {held}")
+        return [kept.index(layer)]
+
+    def _means(self, head: int | None) -> Array:
+        """`received` of the head mean or of one head, [step, layer, group, key]."""
+        if head is None:
+            return self._field("received", 'it comes with keep="summary" or more')
+        per_head = self._field("received_heads", 'one head\'s received attention comes with keep="heads" or more')
+        heads = per_head.shape[2]
+        if not 0 <= head < heads:
+            raise UserError(f"head {head} is not in the trace of '{self.sample}', which holds heads 0 to {heads - 1}")
+        return per_head[:, :, head]
+
+    def _check_prefix(self, group: str) -> None:
+        if self.meta.get("rows") != "cache":
+            raise UserError(
+                "view 'prefix' adds up rows captured one step at a time; this trace saw all rows at every step"
+            )
+        if group != "all":
+            raise UserError(f"view 'prefix' adds up the rows of group 'all', not of '{group}'; use view='step'")
+
+    def _running(self, mean: Array) -> Array:
+        """Σ n_t·mean_t / Σ n_t over the steps so far, n_t the rows of step t: causal rows, once shown, never change."""
+        n = self.arrays["queries"].astype(np.float64)[:, None, None]
+        there = (np.arange(mean.shape[-1]) < self.arrays["keys"][:, None])[:, None]  # [step, 1, key]
+        # A row gave exactly 0 to the keys that came after it, though its own step holds NaN there.
+        total = np.cumsum(np.where(there & (n > 0), n * mean, 0.0), 0)
+        return np.where(there, total / np.cumsum(n, 0), np.nan)
+
+
+def plain_json(value: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """`value` as JSON gives it back (tuples become lists), so that what is written equals what will be read."""
+    try:
+        kept: dict[str, Any] = json.loads(json.dumps(dict(value), allow_nan=False))
+    except TypeError as error:
+        raise UserError(f"{what} must be plain JSON (text, numbers, lists, dicts): {error}") from error
+    except ValueError as error:
+        raise UserError(f"{what} holds a number JSON has no word for ({error}); write inf or nan as text") from error
+    return kept

@@ -1,0 +1,159 @@
+"""The frozen values every room meets at (`Trace`, the fifth, lives in `floatscope.trace`).
+
+    CanvasState   what the model is about to see: tokens, padding, position states, regions, step, block
+    Commits       what a step wrote: sample, position, predicting row, token, confidence
+    Groups        names + weights [batch, query, group]: whose attention is being added up
+    Reductions    what one attention layer left behind at one step, batch first, field by field
+    Edit          a change to make inside the attention call
+
+They hold tensors and names and nothing else: no models, no files, no metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from floatscope.errors import UserError, unknown
+
+
+class State(IntEnum):
+    """What a canvas position is when the forward of a step begins."""
+
+    PAD = 0
+    PROMPT = 1
+    MASKED = 2
+    COMMITTED = 3
+
+
+@dataclass(frozen=True)
+class Regions:
+    """Named sets of positions (question, document 3, gold, …); a position may lie in several or in none."""
+
+    names: tuple[str, ...] = ()
+    member: Bool[Tensor, "batch position region"] | None = None
+
+    def __post_init__(self) -> None:
+        width = 0 if self.member is None else self.member.shape[-1]
+        if width != len(self.names):
+            raise UserError(f"{len(self.names)} region names for {width} columns of membership; give one name per column")
+        if len(set(self.names)) != len(self.names):
+            raise UserError(f"region names must differ, got {', '.join(self.names)}")
+
+    @staticmethod
+    def from_spans(spans: Sequence[Mapping[str, Sequence[tuple[int, int]]]], length: int) -> Regions:
+        """One `{name: [(start, stop), …]}` per sample → membership [sample, length, region], names in order met."""
+        names = tuple(dict.fromkeys(name for sample in spans for name in sample))
+        member = torch.zeros(len(spans), length, len(names), dtype=torch.bool)
+        for b, sample in enumerate(spans):
+            for name, pieces in sample.items():
+                for start, stop in pieces:
+                    if not 0 <= start <= stop <= length:
+                        raise UserError(f"region '{name}' spans {start}:{stop}, outside a canvas of {length} positions")
+                    member[b, start:stop, names.index(name)] = True
+        return Regions(names, member)
+
+
+@dataclass(frozen=True)
+class CanvasState:
+    """A batch of canvases as the forward of `step` will see them, before that step's commits."""
+
+    tokens: Int[Tensor, "batch position"]
+    states: Int[Tensor, "batch position"]  # values of `State`
+    step: int = 0
+    regions: Regions = field(default_factory=Regions)
+    block: tuple[int, int] | None = None  # [start, stop) of the block being filled
+
+    @property
+    def valid(self) -> Bool[Tensor, "batch position"]:
+        return self.states != State.PAD
+
+    @property
+    def masked(self) -> Bool[Tensor, "batch position"]:
+        return self.states == State.MASKED
+
+
+@dataclass(frozen=True)
+class Commits:
+    """The tokens a step wrote, over the whole batch. `row` is the predicting row: the query that decided the position."""
+
+    sample: Int[Tensor, " commit"]  # index into the batch
+    position: Int[Tensor, " commit"]
+    row: Int[Tensor, " commit"]
+    token: Int[Tensor, " commit"]
+    confidence: Float[Tensor, " commit"]
+
+    def __len__(self) -> int:
+        return len(self.sample)
+
+    @staticmethod
+    def none() -> Commits:
+        empty = torch.zeros(0, dtype=torch.long)
+        return Commits(empty, empty, empty, empty, torch.zeros(0))
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Query groups: R[g, j] = Σ_i weights[i, g] · A[i, j]. A query may be in several groups, with any weight."""
+
+    names: tuple[str, ...]
+    weights: Float[Tensor, "batch query group"]
+
+    @property
+    def count(self) -> Float[Tensor, "batch group"]:
+        """The weight in each group: n_g when the weights are memberships."""
+        return self.weights.sum(1)
+
+    @staticmethod
+    def of_canvas(canvas: CanvasState) -> Groups:
+        """`all`, `masked` and `committed` rows. `predicting` rows are known only after the commits; see `capture.watch`."""
+        s = canvas.states
+        columns = [canvas.valid, s == State.MASKED, s == State.COMMITTED]
+        return Groups(("all", "masked", "committed"), torch.stack(columns, -1).float())
+
+
+@dataclass(frozen=True)
+class Reductions:
+    """One layer of one step. `fields[name]` is batch first, then the axes `capture.fields.FIELDS[name]` gives."""
+
+    layer: int
+    fields: Mapping[str, Tensor]
+
+
+PRIMITIVES = ("bias", "move", "scale", "zero")
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One change inside the attention call; `None` selects everything along that axis.
+
+    bias   add `amount` (−inf masks) to the scores of `keys` for `queries`
+    move   the mass a row puts on `keys` goes to `to`
+    scale  multiply `what` ("key" or "value") of `keys` by `amount`
+    zero   the output of `heads` becomes zero
+    """
+
+    primitive: str
+    steps: tuple[int, ...] | None = None
+    layers: tuple[int, ...] | None = None
+    heads: tuple[int, ...] | None = None
+    queries: tuple[int, ...] | None = None
+    keys: tuple[int, ...] | None = None
+    to: tuple[int, ...] | None = None
+    what: str | None = None
+    amount: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.primitive not in PRIMITIVES:
+            raise unknown("edit primitive", self.primitive, PRIMITIVES)
+        needs = {"bias": ("amount",), "move": ("keys", "to"), "scale": ("what", "amount"), "zero": ("heads",)}
+        for name in needs[self.primitive]:
+            if getattr(self, name) is None:
+                raise UserError(f"edit '{self.primitive}' needs `{name}`")
+        if self.what not in (None, "key", "value"):
+            raise unknown("operand of an edit", self.what, ("key", "value"))
