@@ -10,7 +10,9 @@ Importing it is light: torch, transformers and matplotlib are loaded by the firs
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -63,3 +65,14 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return [*globals(), *_HOME]
+
+
+class _Face(ModuleType):
+    """`floatscope.decode` is the verb, though a room has the same name: importing the room must not hide it."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _HOME and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Face

@@ -122,7 +122,7 @@ def batched(
 
     block = moments[0].block if moments[0].block is None else tuple(x + starts[0] for x in moments[0].block)
     before = canvas([m.tokens for m in moments], [m.states for m in moments])
-    after = canvas([m.after for m in moments], [np.ones(len(m.after)) for m in moments])
+    after = canvas([m.after for m in moments], [np.ones(len(m.after), int) for m in moments])
     rows = [(b, p + starts[b], r + starts[b], token, c) for b, m in enumerate(moments) for p, r, token, c in m.commits]
     columns = [torch.tensor([row[i] for row in rows], dtype=torch.long) for i in range(4)]
     commits = Commits(*columns, torch.tensor([row[4] for row in rows]))

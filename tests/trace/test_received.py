@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -196,6 +199,32 @@ def test_a_trace_that_contradicts_itself_is_refused(change, message):
     }
     with pytest.raises(UserError, match=message):
         Trace(sample="s", **{**whole, **change})
+
+
+def test_a_decoding_that_nobody_watched_still_has_its_canvas():
+    recorder = Recorder(["x"])
+    for moment in mdm(0, 5, 4, 2):
+        recorder.add(batched([moment])[0], [], [])
+    trace = recorder.traces()[0]
+    assert trace.arrays["tokens"].shape == (2, 9)
+    assert len(trace.to_xarray().layer) == 0
+    with pytest.raises(UserError, match="the trace of 'x' does not keep 'received'"):
+        trace.received()
+
+
+def test_a_trace_is_shown_in_one_line():
+    assert repr(traced()).startswith("Trace('sample-0': step 2, layer 3, key 11, commit 5; tokens, states, ")
+
+
+def test_importing_the_room_imports_nothing_to_draw_with():
+    heavy = "{'matplotlib', 'xarray', 'transformers', 'pandas'}"
+    code = f"import sys, floatscope.trace; sys.exit(len({heavy} & set(sys.modules)))"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        ).returncode
+        == 0
+    )
 
 
 def test_other_groups_go_by_their_own_names():

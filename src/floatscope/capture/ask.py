@@ -23,11 +23,25 @@ class Ask:
 
     weights: Float[Tensor, "batch query group"]
     entropy: Float[Tensor, "batch query"] | None = None
+    memberships: bool = False  # every weight is 0 or 1, so fp16 holds it without scaling
 
     @cached_property
-    def halves(self) -> list[tuple[Tensor, Tensor]]:
+    def halves(self) -> list[tuple[Tensor, Tensor | None]]:
         """The weights in tiles of 16 columns as fp16, each column scaled to a largest weight of 1, and those scales."""
+        if self.memberships:
+            return [(tile.half(), None) for tile in tiles(self.weights)]
         return [(scaled.half(), scale) for scaled, scale in map(_scaled, tiles(self.weights))]
+
+    @cached_property
+    def entropy_total(self) -> Float[Tensor, "batch 1"]:
+        assert self.entropy is not None
+        return self.entropy.sum(-1, keepdim=True)
+
+    @cached_property
+    def entropy_weight(self) -> Float[Tensor, "batch 1"]:
+        """The weight of a row that counts, where all that count weigh the same."""
+        assert self.entropy is not None
+        return self.entropy.amax(-1, keepdim=True)
 
     @cached_property
     def singles(self) -> list[Tensor]:

@@ -98,17 +98,23 @@ def _by_blocks(call: Attention) -> Attended:
     for i in range(0, see.queries, step):
         rows = slice(i, min(i + step, see.queries))
         keys = see.span(rows)
-        seen, bias = see.allowed(rows, keys, call.query.device), see.bias(rows, keys)
-        mask = None
-        if seen is not None:
-            zero = call.query.new_zeros(()) if bias is None else bias.to(call.query.dtype)
-            mask = torch.where(seen, zero, -torch.inf)
+        mask = _expanded(see, rows, keys, call.query)
         piece = replace(call, query=call.query[:, :, rows], key=call.key[:, :, keys], value=call.value[:, :, keys])
         part = _kernel(piece, mask, False)
         outputs.append(part.output)
         lses.append(part.lse)
     known = [lse for lse in lses if lse is not None]
     return Attended(torch.cat(outputs, 2), torch.cat(known, 2) if len(known) == len(lses) else None)
+
+
+def _expanded(see: Visibility, rows: slice, keys: slice, like: Tensor) -> Tensor | None:
+    """What a kernel adds to the scores of some rows: the caller's own additive mask as it is, else 0 or -inf."""
+    additive = see.mask is not None and see.mask.is_floating_point()
+    own = see.mask[:, :, rows, keys] if see.mask is not None and additive else like.new_zeros(())
+    if additive and see.valid is None:
+        return own
+    seen = see.allowed(rows, keys, like.device)
+    return None if seen is None else torch.where(seen, own, -torch.inf)
 
 
 def _kernel(call: Attention, mask: Tensor | None, causal: bool) -> Attended:
@@ -123,7 +129,9 @@ def _kernel(call: Attention, mask: Tensor | None, causal: bool) -> Attended:
         return Attended(out, lse)
     if q.is_cuda and mask is None and q.shape[-1] == v.shape[-1] and q.shape[-1] % 8 == 0:
         if choice == CUDNN:
-            out, lse = aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal, False, scale=scale)[:2]
+            out, lse = aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal, False, scale=scale)[
+                :2
+            ]
             return Attended(out, lse.reshape(out.shape[:3]))
         if choice == FLASH:
             out, lse = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)[:2]

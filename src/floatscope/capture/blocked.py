@@ -69,24 +69,29 @@ def receive(call: Attention, lse: Tensor | None, ask: Ask, carry: Tensor | None 
     return Received(received, entropy, None if carried is None else carried / H)
 
 
-def rows(
-    call: Attention, sample: Tensor, row: Tensor
-) -> Float[Tensor, "chosen head key"]:
+def rows(call: Attention, sample: Tensor, row: Tensor) -> Float[Tensor, "chosen head key"]:
     """Whole rows A[sample, :, row, :] of chosen queries, by their own softmax: [chosen, head, key]."""
-    chosen = []
-    for b, i in zip(sample.tolist(), row.tolist(), strict=True):
-        see, span = call.visible, slice(i, i + 1)
-        q = call.query[b, :, i].float().unflatten(0, (call.key.shape[1], call.repeats))  # [kv, rep, d]
-        x = (q * call.scaling) @ call.key[b].float().transpose(-1, -2)  # [kv, rep, key]
-        x = x.flatten(0, 1)
-        if (bias := see.bias(span, slice(0, see.keys))) is not None:
-            x = x + _of(bias, b)[0, :, 0]
-        if (seen := see.allowed(span, slice(0, see.keys), x.device)) is not None:
-            x = x.masked_fill(~_of(seen, b)[0, :, 0], HIDDEN)
-        chosen.append(torch.softmax(x, -1))
-    if not chosen:
-        return call.query.new_zeros(0, call.query.shape[1], call.visible.keys, dtype=torch.float32)
-    return torch.stack(chosen)
+    see, KV = call.visible, call.key.shape[1]
+    keys = slice(0, see.keys)
+    out = torch.zeros(len(sample), call.query.shape[1], see.keys, device=call.query.device)
+    n_kv = max(1, CUDA_BLOCK // 4 // (see.keys * call.key.shape[-1]))
+    for b in sample.unique().tolist():
+        at = (sample == b).nonzero()[:, 0].to(out.device)
+        q = call.query[b].index_select(1, row.to(out.device)[at]).float() * call.scaling  # [h, n, d]
+        q = q.unflatten(0, (KV, call.repeats)).flatten(1, 2)  # [kv, rep * n, d]
+        parts = [q[i : i + n_kv] @ call.key[b, i : i + n_kv].float().transpose(-1, -2) for i in range(0, KV, n_kv)]
+        x = torch.cat(parts).unflatten(1, (call.repeats, -1)).flatten(0, 1)  # [h, n, key]
+        for n, i in enumerate(row[sample == b].tolist()) if not see.plain else ():
+            one = slice(i, i + 1)
+            if (bias := see.bias(one, keys)) is not None:
+                x[:, n] += _of(bias, b)[0, :, 0]
+            if (seen := see.allowed(one, keys, x.device)) is not None:
+                x[:, n] = x[:, n].masked_fill(~_of(seen, b)[0, :, 0], HIDDEN)
+        p = torch.softmax(x, -1)
+        if not see.plain:
+            p = p.masked_fill(x < HIDDEN / 2, 0.0)  # a row that sees nothing is all zeros
+        out[at] = p.transpose(0, 1)
+    return out
 
 
 def _unpadded(call: Attention, lse: Tensor | None) -> Iterator[Block]:
@@ -117,7 +122,7 @@ def _unpadded(call: Attention, lse: Tensor | None) -> Iterator[Block]:
                     x = torch.bmm(q, key[b, heads, :, keys]).unflatten(1, (rep, -1)).flatten(0, 1)  # [h, rows, k]
                     x = _masked(call, x[None], b, slice(kv * rep, heads.stop * rep), rows, keys)
                     if lse is None:
-                        x = x - torch.logsumexp(x * LN2, -1, keepdim=True) * LOG2E
+                        x = x - _log2_sum(x)
                     yield Block(slice(b, b + 1), slice(kv * rep, heads.stop * rep), rows, keys, torch.exp2(x), x)
 
 
@@ -131,6 +136,12 @@ def _masked(call: Attention, x: Tensor, b: int, heads: slice, rows: slice, keys:
     return x
 
 
+def _log2_sum(x: Tensor) -> Tensor:
+    """log2 Σ 2^x along the keys, kept as an axis; 0 for a row that sees nothing, so that its x stays HIDDEN."""
+    total = torch.logsumexp(x * LN2, -1, keepdim=True) * LOG2E
+    return total.masked_fill(total < HIDDEN / 2, 0.0)
+
+
 def _of(mask: Tensor, b: int) -> Tensor:
     """One sample of a mask that may be shared by the whole batch."""
     return mask[b : b + 1] if len(mask) > 1 else mask
@@ -142,13 +153,13 @@ def _shift(piece: slice, by: int) -> slice:
 
 @contextmanager
 def _full_precision(like: Tensor) -> Iterator[None]:
-    """fp32 products in fp32, whatever the caller allowed for the model (TF32 keeps 10 bits)."""
-    if not like.is_cuda:
-        yield
-        return
+    """fp32 products in fp32, whatever the caller allowed for the model: TF32 keeps 10 bits, autocast to bf16 7."""
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+    with torch.autocast(like.device.type, enabled=False):
+        if like.is_cuda:
+            torch.set_float32_matmul_precision("highest")
+        try:
+            yield
+        finally:
+            if like.is_cuda:
+                torch.set_float32_matmul_precision(before)

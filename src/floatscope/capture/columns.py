@@ -7,7 +7,7 @@ one product with the mean query: mean_i σ q_i·k_j = σ (mean_i q_i)·k_j, mean
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float
@@ -20,10 +20,32 @@ COLUMNS = ("qk", "cos", "key_norm", "value_norm", "output_norm")
 CHUNK = 2**24  # elements of a temporary
 
 
+@dataclass(frozen=True)
+class Columns:
+    stats: Float[Tensor, "batch head 5 key"]  # in the order of COLUMNS; zero on padding
+    output_norm: Float[Tensor, "batch head"]  # mean norm of a head's output rows
+    query_norm: Float[Tensor, "batch head"]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The query rows that count, and what one of them weighs in a mean."""
+
+    valid: Bool[Tensor, "batch query"]
+    share: Float[Tensor, " batch"]
+
+    @staticmethod
+    def of(valid: Bool[Tensor, "batch query"]) -> Rows:
+        return Rows(valid.contiguous(), 1 / valid.sum(-1).clamp_min(1))
+
+
 def columns(
-    call: Attention, valid: Bool[Tensor, "batch query"], gram: Float[Tensor, "head dim dim"] | None
-) -> Float[Tensor, "batch head column key"]:
-    """The five columns of `COLUMNS` for every head and key, fp32. Without a Gram matrix `output_norm` is NaN."""
+    call: Attention,
+    output: Float[Tensor, "batch head query value_dim"],
+    rows: Rows,
+    gram: Float[Tensor, "head dim dim"] | None,
+) -> Columns:
+    """The columns of `COLUMNS` for every head and key, fp32. Without a Gram matrix `output_norm` is NaN."""
     B, H, _, _ = call.query.shape
     out = torch.empty(B, H, len(COLUMNS), call.visible.keys, device=call.query.device)
     step = max(1, CHUNK // (B * max(call.visible.keys, call.visible.queries) * call.query.shape[-1]))
@@ -37,17 +59,19 @@ def columns(
             see = replace(see, mask=see.mask[:, h : h + step])
         unit = q / q.norm(dim=-1, keepdim=True).clamp_min(1e-30)
         k_norm = k.norm(dim=-1)
-        out[:, h : h + step, 0] = (mean_over_seeing(see, q, valid) * k).sum(-1) * call.scaling
-        out[:, h : h + step, 1] = (mean_over_seeing(see, unit, valid) * k).sum(-1) / k_norm.clamp_min(1e-30)
+        out[:, h : h + step, 0] = (mean_over_seeing(see, q, rows.valid) * k).sum(-1) * call.scaling
+        out[:, h : h + step, 1] = (mean_over_seeing(see, unit, rows.valid) * k).sum(-1) / k_norm.clamp_min(1e-30)
         out[:, h : h + step, 2] = k_norm
         out[:, h : h + step, 3] = v.norm(dim=-1)
         if gram is None:
             out[:, h : h + step, 4] = torch.nan
         else:
             out[:, h : h + step, 4] = ((v @ gram[h : h + step]) * v).sum(-1).clamp_min(0).sqrt()
-    if see.valid is not None:
-        out = out * see.valid.to(out.device)[:, None, None]
-    return out
+    if call.visible.valid is not None:
+        out = torch.where(call.visible.valid.to(out.device)[:, None, None], out, 0.0)
+    weight = (rows.valid * rows.share[:, None])[:, None]
+    output_norm, query_norm = ((x.float().norm(dim=-1) * weight).sum(-1) for x in (output, call.query))
+    return Columns(out, output_norm, query_norm)
 
 
 def mean_over_seeing(

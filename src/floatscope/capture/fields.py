@@ -35,17 +35,27 @@ class Field:
 
 FIELDS: dict[str, Field] = {
     "received": Field(("group", "key"), "float32", "summary", "received attention, mean scale, mean over heads"),
-    "uniform": Field(("group", "key"), "float32", "summary", "what `received` would be if every row attended uniformly"),
-    "top_key": Field(("head", "group", "rank"), "int32", "summary", "the 16 keys of largest lift; -1 where there are fewer"),
-    "top": Field(("head", "group", "rank", "top_stat"), "float16", "summary", "lift, mean qk and cos, norms of those keys"),
+    "uniform": Field(
+        ("group", "key"), "float32", "summary", "what `received` would be if every row attended uniformly"
+    ),
+    "top_key": Field(
+        ("head", "group", "rank"), "int32", "summary", "the 16 keys of largest lift; -1 where there are fewer"
+    ),
+    "top": Field(
+        ("head", "group", "rank", "top_stat"), "float16", "summary", "lift, mean qk and cos, norms of those keys"
+    ),
     "moments": Field(("head", "quantity", "order"), "float32", "summary", "n, Σ, Σ² over eligible keys"),
-    "head_stats": Field(("head", "head_stat"), "float32", "summary", "row entropy / log n, Gini, first-key mass, norms"),
+    "head_stats": Field(
+        ("head", "head_stat"), "float32", "summary", "row entropy / log n, Gini, first-key mass, norms"
+    ),
     "regions": Field(("head", "region", "key_region"), "float16", "summary", "mass a region's rows put on each region"),
     "rollout": Field(("region", "key_region"), "float32", "summary", "the same after Abnar rollout up to this layer"),
     "residual": Field(("key",), "float32", "summary", "norm of the residual stream entering the layer"),
     "row_key": Field(("commit", "head", "rank"), "int32", "summary", "16 largest keys of each predicting row"),
     "row_mass": Field(("commit", "head", "rank"), "float32", "summary", "their attention"),
-    "row_regions": Field(("commit", "head", "key_region"), "float16", "summary", "mass of each predicting row on regions"),
+    "row_regions": Field(
+        ("commit", "head", "key_region"), "float16", "summary", "mass of each predicting row on regions"
+    ),
     "received_heads": Field(("head", "group", "key"), "float32", "heads", "received attention per head, mean scale"),
     "rows": Field(("commit", "head", "key"), "float32", "rows", "whole predicting rows"),
     "matrix": Field(("head", "query", "key"), "float32", "full", "the attention matrix"),

@@ -16,12 +16,13 @@ In bf16 and fp16 the probabilities enter the product as fp16, scaled by 2^15 so 
 from __future__ import annotations
 
 import os
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from floatscope.capture.attention import Attention
-from floatscope.capture.ask import TILE, Ask, Received, tiles
+from floatscope.capture.ask import TILE, Ask, Received
 from floatscope.errors import UserError
 
 try:
@@ -56,8 +57,8 @@ if triton is not None:
 
     @triton.jit
     def _receive(
-        Q, K, LSE, W, E, Y, SPAN, R, ENT, OUT,
-        sqb, sqh, sqt, skb, skh, skt, n_q, n_k, offset, scale, H,
+        Q, K, LSE, W, E, E_WEIGHT, E_TOTAL, Y, SPAN, R, ENT, OUT,
+        sqb, sqh, sqt, skb, skh, skt, n_q, n_k, offset, scale, H, n_y, y0,
         REP: tl.constexpr, D: tl.constexpr, G: tl.constexpr,
         BM: tl.constexpr, BN: tl.constexpr,
         CAUSAL: tl.constexpr, PADDED: tl.constexpr, EVEN: tl.constexpr, ENTROPY: tl.constexpr, CARRY: tl.constexpr,
@@ -80,7 +81,10 @@ if triton is not None:
         acc = tl.zeros((BN, G), tl.float32)
         ent = tl.zeros((BN,), tl.float32)
         if CARRY:
-            y = tl.load(Y + (b * n_k + j)[:, None] * G + g[None, :], mask=inside[:, None], other=0.0)
+            wanted = inside[:, None] & (y0 + g < n_y)[None, :]
+            y = tl.load(Y + (b * n_k + j)[:, None] * n_y + (y0 + g)[None, :], mask=wanted, other=0.0)
+            if HALF:
+                y = y.to(tl.float16)
         begin = 0
         if CAUSAL:  # the first query that sees key j stands at row j - offset
             begin = tl.maximum(tile * BN - offset, 0) // BM * BM
@@ -131,73 +135,88 @@ if triton is not None:
                     tl.atomic_add(op, fixed, mask=(i < n_q)[:, None], sem="relaxed")
         rp = R + bh * G * n_k + g[None, :] * n_k + j[:, None]
         tl.store(rp, acc * (1.0 / (1 << SHIFT)), mask=(j < n_k)[:, None])
-        if ENTROPY:
-            tl.store(ENT + bh * tl.num_programs(0) + tile, tl.sum(ent, 0) * (1.0 / (1 << SHIFT)))
+        if ENTROPY:  # x was shifted; rows sum to 1, so that is a constant, here in equal shares
+            bits = tl.sum(ent, 0) * (1.0 / (1 << SHIFT))
+            if not CAUSAL:
+                bits *= tl.load(E_WEIGHT + b)
+            bits = SHIFT * tl.load(E_TOTAL + b) / tl.num_programs(0) - bits
+            tl.store(ENT + bh * tl.num_programs(0) + tile, bits / 1.4426950408889634)
 
 
-def blocks_of(dim: int, half: bool) -> dict[str, int]:
+def blocks_of(dim: int, half: bool, carry: bool) -> dict[str, int]:
     """Block sizes measured best on one H200 among eleven; see docs/benchmarks.md."""
     if half:
-        return {"BM": 64, "BN": 128, "num_warps": 4 if dim <= 128 else 8, "num_stages": 3 if dim <= 128 else 2}
+        return {
+            "BM": 64,
+            "BN": 128,
+            "num_warps": 4 if dim <= 128 else 8,
+            "num_stages": 3 if carry and dim <= 128 else 2,
+        }
     return {"BM": 32, "BN": 64 if dim <= 64 else 32, "num_warps": 4, "num_stages": 2}
 
 
 def receive(call: Attention, lse: Tensor | None, ask: Ask, carry: Tensor | None = None) -> Received:
     if lse is None:
         raise UserError("the triton backend needs the log-sum-exp of the model's kernel; use backend='blocked'")
-    half = call.query.dtype != torch.float32
-    weights = ask.halves if half else [(tile, None) for tile in ask.singles]
-    carries = [] if carry is None else tiles(carry.half() if half else carry.float())
-    received, carried = [], []
-    entropy = None
-    for t in range(max(len(weights), len(carries))):
+    weights = ask.halves if call.query.dtype != torch.float32 else [(tile, None) for tile in ask.singles]
+    n_carry = 0 if carry is None else carry.shape[-1]
+    received, carried, entropy = [], [], None
+    for t in range(max(len(weights), triton.cdiv(n_carry, TILE))):
         w, scale = weights[min(t, len(weights) - 1)]
-        R, bits, out = _pass(call, lse, w, ask.entropy if t == 0 else None, carries[t] if t < len(carries) else None)
-        entropy = bits if t == 0 else entropy
+        R, shares, out = _pass(call, lse, w, ask if t == 0 else None, carry if t * TILE < n_carry else None, t * TILE)
+        if shares is not None:
+            entropy = shares.sum(-1)
         if t < len(weights):
             received.append(R if scale is None else R * scale[:, None, :, None])
         if out is not None:
             carried.append(out)
     return Received(
-        (received[0] if len(received) == 1 else torch.cat(received, 2))[:, :, : ask.weights.shape[-1]],
+        _columns(received, 2)[:, :, : ask.weights.shape[-1]],
         entropy,
-        torch.cat(carried, -1)[..., : carry.shape[-1]] if carry is not None else None,
+        _columns(carried, -1)[..., :n_carry] * (1 / (FIXED * call.query.shape[1])) if n_carry else None,
     )
 
 
 def _pass(
-    call: Attention, lse: Tensor, w: Tensor, e: Tensor | None, y: Tensor | None
+    call: Attention, lse: Tensor, w: Tensor, ask: Ask | None, y: Tensor | None, y0: int
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """One launch: 16 columns of weights and, if given, entropy weights and 16 columns of carry."""
+    """One launch: 16 columns of weights and, if given, the entropy of `ask` and 16 columns of carry from `y0` on."""
     see, half = call.visible, call.query.dtype != torch.float32
     B, H, n_q, D = call.query.shape
     n_k, device = see.keys, call.query.device
     q, k = _rows_last(call.query), _rows_last(call.key)
-    size = blocks_of(D, half)
+    size = blocks_of(D, half, y is not None)
     n_tiles = triton.cdiv(n_k, size["BN"])
     R = torch.empty(B, H, TILE, n_k, device=device)
-    ent = torch.empty(B, H, n_tiles, device=device)
-    out = None if y is None else torch.zeros(B, n_q, TILE, device=device, dtype=torch.int32)
-    bulk = call.query.is_cuda and torch.cuda.get_device_capability(device) >= (9, 0)
-    target = TensorDescriptor.from_tensor(out.view(-1, TILE), [size["BM"], TILE]) if bulk and out is not None else out
+    e = e_weight = e_total = shares = out = target = None
+    if ask is not None and ask.entropy is not None:
+        e, e_weight, e_total = ask.entropy, ask.entropy_weight, ask.entropy_total
+        shares = torch.empty(B, H, n_tiles, device=device)
+    bulk = call.query.is_cuda and _has_copy_engine(device)
+    if y is not None:
+        y = y.contiguous()
+        target = out = torch.zeros(B, n_q, TILE, device=device, dtype=torch.int32)
+        if bulk:
+            target = TensorDescriptor.from_tensor(out.view(-1, TILE), [size["BM"], TILE])
     even = see.valid is None and n_q % size["BM"] == 0 and n_k % size["BN"] == 0
-    shift = SHIFT if half else 0
     _receive[(n_tiles, B * H)](
-        q, k, lse.contiguous(), w, e, y, see.spans(device), R, ent, target,
-        *q.stride()[:3], *k.stride()[:3], n_q, n_k, see.offset, call.scaling * LOG2E, H,
+        q, k, lse.contiguous(), w, e, e_weight, e_total, y, None if see.valid is None else see.spans(device), R, shares,
+        target, *q.stride()[:3], *k.stride()[:3], n_q, n_k, see.offset, call.scaling * LOG2E, H,
+        0 if y is None else y.shape[-1], y0,
         REP=call.repeats, D=D, G=TILE, CAUSAL=see.kind == "causal", PADDED=see.valid is not None, EVEN=even,
-        ENTROPY=e is not None, CARRY=y is not None, BULK=bulk, HALF=half, SHIFT=shift, FIXED=FIXED, **size,
+        ENTROPY=e is not None, CARRY=y is not None, BULK=bulk, HALF=half, SHIFT=SHIFT if half else 0, FIXED=FIXED,
+        **size,
     )  # fmt: skip
-    entropy = None if e is None else _entropy(ent.sum(-1), e, shift, see.kind == "causal")
-    return R, entropy, None if out is None else out * (1 / (FIXED * H))
+    return R, shares, out
 
 
-def _entropy(bits: Tensor, e: Tensor, shift: int, weighted: bool) -> Tensor:
-    """Undo the shift of x (rows sum to 1, so it is a constant) and, where the kernel did not, apply the row weight."""
-    if not weighted:
-        weight = e.amax(-1, keepdim=True)
-        bits = bits * weight
-    return (shift * e.sum(-1, keepdim=True) - bits) / LOG2E
+@cache
+def _has_copy_engine(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def _columns(tiles_of: list[Tensor], dim: int) -> Tensor:
+    return tiles_of[0] if len(tiles_of) == 1 else torch.cat(tiles_of, dim)
 
 
 def _rows_last(x: Tensor) -> Tensor:

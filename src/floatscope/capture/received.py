@@ -8,14 +8,12 @@ and, because the same probabilities pass by, Σ_i entropy[i] · H_i (H the row e
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from floatscope.capture.attention import Attention
 from floatscope.capture import blocked, dense, kernel
+from floatscope.capture.ask import Ask, Received
+from floatscope.capture.attention import Attention
 from floatscope.errors import UserError, unknown
 
 BACKENDS = ("auto", "triton", "blocked", "dense")
@@ -40,6 +38,13 @@ def receive(
 
     carry: [batch, key, column], values in [0, 1].
     """
-    answer = {"triton": kernel.receive, "blocked": blocked.receive, "dense": dense.receive}
+    answer = {"triton": kernel.receive, "blocked": blocked.receive, "dense": _dense}
     with torch.no_grad():
         return answer[backend_for(call, lse is not None, backend)](call, lse, ask, carry)
+
+
+def _dense(call: Attention, lse: Tensor | None, ask: Ask, carry: Tensor | None = None) -> Received:
+    """The reference in the type all backends answer in."""
+    exact = dense.receive(call, lse, ask, carry)
+    entropy, carried = (None if x is None else x.float() for x in (exact.entropy, exact.carried))
+    return Received(exact.received.float(), entropy, carried)

@@ -6,13 +6,17 @@ during the forward, `summarise` makes the fields of several layers at once when 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from floatscope.capture.fields import ELIGIBLE, RANKS
+from floatscope.capture.columns import Columns
+from floatscope.capture.fields import RANKS
+from floatscope.capture.plan import Expected, Plan
 from floatscope.values import Commits
 
 
@@ -20,41 +24,30 @@ from floatscope.values import Commits
 class Raw:
     """One layer, before the commits are known. Sums over rows, not means."""
 
+    plan: int  # which of the step's plans
+    half: bool  # the model's type has 8 or 11 bits
     received: Float[Tensor, "batch head group key"]
-    columns: Float[Tensor, "batch head 5 key"] | None
-    head_stats: Float[Tensor, "batch head stat"] | None  # entropy, output norm, query norm
-    visibility: int
-
-
-@dataclass(frozen=True)
-class Expected:
-    """Per visibility: what uniform attention would receive (mean scale), and which keys a detector may look at."""
-
-    uniform: Float[Tensor, "batch group key"]
-    eligible: Bool[Tensor, "batch group key"]
-
-
-def expected(
-    uniform: Float[Tensor, "batch group key"],
-    seen: Float[Tensor, "batch group key"],
-    count: Float[Tensor, "batch group"],
-) -> Expected:
-    """`uniform` and `seen` as sums over the group's rows; a key is eligible if min(16, n_g) of them see it."""
-    need = count.clamp_max(ELIGIBLE).clamp_min(1)[..., None]
-    return Expected(uniform / count[..., None], seen >= need)
+    regions: Float[Tensor, "batch head all key_region"] | None  # rows: the groups, then the regions
+    entropy: Float[Tensor, "batch head"] | None
+    columns: Columns | None
 
 
 def summarise(
-    received: Float[Tensor, "layer batch head group key"],
-    columns: Float[Tensor, "layer batch head 5 key"] | None,
-    stats: Float[Tensor, "layer batch head 3"] | None,
-    count: Float[Tensor, "batch group"],
+    raws: Sequence[Raw],
+    predicted: Float[Tensor, "layer batch head key"] | None,
+    plan: Plan,
     want: Expected,
     fields: frozenset[str],
-) -> dict[str, Float[Tensor, "layer batch ..."]]:
-    """The fields that come from received attention, for layers that share a visibility."""
-    mean = received / count[:, None, :, None]  # an empty group is 0/0: NaN, "no such rows"
+) -> dict[str, Tensor]:
+    """The fields of layers that share a plan, all layers at once; `predicted` is what the predicting rows received."""
+    received = torch.stack([raw.received for raw in raws])
+    rows = torch.zeros_like(received[:, :, :, 0]) if predicted is None else predicted
+    received = torch.cat([received, rows[:, :, :, None]], 3)
+    mean = received / want.count[:, None, :, None]  # an empty group is 0/0: NaN, "no such rows"
     out: dict[str, Tensor] = {}
+    if plan.rows_in is not None and "regions" in fields:
+        mass = torch.stack([raw.regions for raw in raws if raw.regions is not None])
+        out["regions"] = mass[:, :, :, plan.groups.shape[-1] :] / plan.rows_in[:, None, :, None]
     if "received" in fields:
         out["received"] = mean.mean(2)
     if "received_heads" in fields:
@@ -63,20 +56,24 @@ def summarise(
         lift = mean / want.uniform[:, None]
         eligible = want.eligible[:, None].expand(lift.shape[1:]) & lift.isfinite()
         lift = torch.where(eligible, lift, 0.0)
-        if columns is not None and fields & {"top", "top_key"}:
+        found = [raw.columns for raw in raws if raw.columns is not None]
+        columns = torch.stack([c.stats for c in found])
+        if fields & {"top", "top_key"}:
             out |= _top(lift, eligible, columns)
-        if columns is not None and "moments" in fields:
+        if "moments" in fields:
             out["moments"] = _moments(lift, eligible, columns)
-        if stats is not None and "head_stats" in fields:
+        if "head_stats" in fields:
+            entropy = torch.stack([raw.entropy for raw in raws if raw.entropy is not None])
             gini = _gini(lift[..., 0, :], eligible[..., 0, :])
             first = mean[..., 0, :].gather(-1, _first_key(want).expand(*mean.shape[:3], 1))[..., 0]
-            out["head_stats"] = torch.stack([stats[..., 0], gini, first, stats[..., 1], stats[..., 2]], -1)
+            norms = [torch.stack([getattr(c, name) for c in found]) for name in ("output_norm", "query_norm")]
+            out["head_stats"] = torch.stack([entropy.to(gini.dtype), gini, first, *norms], -1)
     return out
 
 
 def chosen_rows(
     p: Float[Tensor, "commit head key"],
-    member: Bool[Tensor, "batch key region"] | None,
+    member: Float[Tensor, "batch key region"] | None,
     commits: Commits,
     fields: frozenset[str],
 ) -> dict[str, Tensor]:
@@ -85,11 +82,12 @@ def chosen_rows(
     if "row_key" in fields or "row_mass" in fields:
         n = min(RANKS, p.shape[-1])
         mass, key = p.topk(n, -1)
+        nothing = mass == 0  # hidden, padded or underflowed: no key to speak of
         pad = (0, RANKS - n)
-        out["row_key"] = torch.nn.functional.pad(key.int(), pad, value=-1)
-        out["row_mass"] = torch.nn.functional.pad(mass, pad, value=torch.nan)
+        out["row_key"] = F.pad(key.int().masked_fill(nothing, -1), pad, value=-1)
+        out["row_mass"] = F.pad(mass.masked_fill(nothing, torch.nan), pad, value=torch.nan)
     if "row_regions" in fields and member is not None:
-        out["row_regions"] = p @ member[commits.sample.to(member.device)].to(p.dtype)
+        out["row_regions"] = p @ member[commits.sample.to(member.device)]
     if "rows" in fields:
         out["rows"] = p
     return out
@@ -107,8 +105,8 @@ def _top(lift: Tensor, eligible: Tensor, columns: Tensor) -> dict[str, Tensor]:
     key = key.int().masked_fill(missing, -1)
     pad = RANKS - n
     return {
-        "top_key": torch.nn.functional.pad(key, (0, pad), value=-1),
-        "top": torch.nn.functional.pad(top, (0, 0, 0, pad), value=torch.nan),
+        "top_key": F.pad(key, (0, pad), value=-1),
+        "top": F.pad(top, (0, 0, 0, pad), value=torch.nan),
     }
 
 
@@ -121,13 +119,13 @@ def _moments(lift: Tensor, eligible: Tensor, columns: Tensor) -> Tensor:
 
 
 def _gini(x: Float[Tensor, "*batch key"], keep: Bool[Tensor, "*batch key"]) -> Float[Tensor, "*batch"]:
-    """Gini coefficient over the kept entries: 0 = all alike, → 1 = one key has everything."""
+    """Gini coefficient over the kept entries: 0 = all alike, → 1 = one key has everything; NaN when none is kept."""
     n = keep.sum(-1)
     ordered = torch.where(keep, x, 0.0).sort(-1).values  # left-out keys sort to the front as zeros
     rank = torch.arange(1, x.shape[-1] + 1, device=x.device, dtype=x.dtype) - (x.shape[-1] - n)[..., None]
     total = ordered.sum(-1)
     weighted = (2 * rank - n[..., None] - 1).clamp_min(-x.shape[-1]) * ordered
-    return weighted.sum(-1) / (n * total).clamp_min(1e-30)
+    return weighted.sum(-1) / (n * total)
 
 
 def _first_key(want: Expected) -> Int[Tensor, "batch 1 1"]:

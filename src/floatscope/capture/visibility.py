@@ -29,6 +29,12 @@ Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 HIDDEN = -1e30
 """Added to a score instead of -inf: exp gives exactly 0 and 0 · HIDDEN stays finite."""
 
+EXPANDED = 2**22
+"""Pairs of query and key spelled out at a time where a mask has no structure to count with."""
+
+HIDES = torch.finfo(torch.float16).min / 2
+"""An additive mask hides below this: -inf, -1e9 and the least number of any type mean hidden, a steep ALiBi does not."""
+
 
 @dataclass(frozen=True)
 class Visibility:
@@ -51,7 +57,9 @@ class Visibility:
         return Visibility("causal", queries, keys, keys - queries if offset is None else offset, valid=padding(valid))
 
     @staticmethod
-    def window(queries: int, keys: int, size: int, valid: Tensor | None = None, offset: int | None = None) -> Visibility:
+    def window(
+        queries: int, keys: int, size: int, valid: Tensor | None = None, offset: int | None = None
+    ) -> Visibility:
         """Causal, and no further back than `size` keys, the query's own included."""
         start = keys - queries if offset is None else offset
         return Visibility("window", queries, keys, start, size, padding(valid))
@@ -74,6 +82,11 @@ class Visibility:
         """A boolean or additive mask, broadcastable to [batch, head, query, key]."""
         if mask.dtype != torch.bool and not mask.is_floating_point():
             raise UserError(f"an attention mask must be boolean or additive floating point, got {mask.dtype}")
+        if mask.ndim > 4 or any(n not in (1, m) for n, m in zip(mask.shape[::-1], (keys, queries), strict=False)):
+            raise UserError(
+                f"an attention mask of shape {tuple(mask.shape)} does not fit {queries} queries and {keys} keys:"
+                " it must broadcast to [batch, head, query, key]"
+            )
         mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
         mask = mask.expand(mask.shape[0], mask.shape[1], queries, keys)
         if mask.is_floating_point() and bool(((mask == 0) | (mask == 1)).all()) and bool((mask == 1).any()):
@@ -92,17 +105,24 @@ class Visibility:
     def per_head(self) -> bool:
         return self.mask is not None and self.mask.shape[1] > 1
 
+    @property
+    def plain(self) -> bool:
+        """Every query sees every key."""
+        return self.kind == "full" and self.valid is None
+
     def span(self, rows: slice) -> slice:
-        """The keys some query of `rows` may see; the rest of the columns need not be computed."""
+        """The keys some query of `rows` may see, at least one; the rest of the columns need not be computed."""
         first, last = self.offset + rows.start, self.offset + rows.stop - 1
+        start, stop = 0, self.keys
         match self.kind:
             case "causal":
-                return slice(0, last + 1)
+                stop = last + 1
             case "window":
-                return slice(max(0, first - self.size + 1), last + 1)
+                start, stop = first - self.size + 1, last + 1
             case "block" if self.valid is None:
-                return slice(0, min(self.keys, (last // self.size + 1) * self.size))
-        return slice(0, self.keys)
+                stop = (last // self.size + 1) * self.size
+        stop = min(max(stop, 1), self.keys)  # queries may stand before the first key or beyond the last
+        return slice(min(max(start, 0), stop - 1), stop)
 
     def allowed(self, rows: slice, keys: slice, device: torch.device | str = "cpu") -> Tensor | None:
         """Visible or not, [batch|1, head|1, rows, keys]; None when every pair is visible."""
@@ -116,14 +136,14 @@ class Visibility:
                 seen = ((k <= q) & (k > q - self.size))[None, None]
             case "block":
                 start = self.start if isinstance(self.start, int) else self.start.to(device)[:, None, None, None]
-                shape = (q - start, k - start)
-                seen = (shape[1] // self.size <= shape[0] // self.size).reshape(-1, 1, q.numel(), k.numel())
+                seen = (k - start) // self.size <= (q - start) // self.size
+                seen = seen if seen.ndim == 4 else seen[None, None]
             case "rule":
                 seen = self._by_rule(q[:, 0], k)
             case "mask":
                 assert self.mask is not None
                 part = self.mask[:, :, rows, keys]
-                seen = part if part.dtype == torch.bool else part > torch.finfo(part.dtype).min / 2
+                seen = part if part.dtype == torch.bool else part > HIDES
         if self.valid is not None:
             keep = self.valid[:, None, None, keys].to(device)
             seen = keep.expand(-1, -1, q.numel(), -1) if seen is None else seen & keep
@@ -167,6 +187,11 @@ class Visibility:
             moved = cut.rule
             cut = replace(cut, rule=lambda b, h, q, k: moved(b, h, q + first, k + first))
         return cut, rows, keys
+
+    def rows_from(self, first: int) -> Visibility:
+        """The same for the queries from row `first` on."""
+        mask = None if self.mask is None else self.mask[:, :, first:]
+        return replace(self, queries=self.queries - first, offset=self.offset + first, mask=mask)
 
     # What follows is derived from the structure, over the whole batch at once. All of it is exact for padding too.
 
@@ -280,7 +305,9 @@ class Visibility:
         return seen
 
     def _row_blocks(self) -> list[slice]:
-        step = max(1, 2**22 // max(1, self.keys))
+        batch = max(self.batch, 1 if self.valid is None else len(self.valid), 1 if self.mask is None else len(self.mask))
+        heads = 1 if self.mask is None else self.mask.shape[1]
+        step = max(1, EXPANDED // max(1, self.keys * batch * heads))
         return [slice(i, min(i + step, self.queries)) for i in range(0, self.queries, step)]
 
 
@@ -290,4 +317,3 @@ def padding(valid: Tensor | None) -> Tensor | None:
         return None
     valid = valid.bool()
     return None if bool(valid.all()) else valid
-

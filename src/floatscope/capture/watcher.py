@@ -8,36 +8,36 @@ happen; `begin` tells it the canvas, `finish` the commits, and gives back one `R
         logits = forward(canvas)
         layers = watcher.finish(commits)
 
-The predicting rows of a step are known only after its commits, so with `rows=True` the keys of every layer are held
-until `finish`: as much as half a KV cache, T·D·L values, never T².
+The predicting rows of a step are known only after its commits, so with `rows=True` the keys of every layer and the
+queries from the first mask on are held until `finish`: as much as half a KV cache, T·D·L values, never T².
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from floatscope.capture import blocked
-from floatscope.capture.ask import Ask, row_mean
+from floatscope.capture import blocked, column_kernel
 from floatscope.capture.attention import Attention, attend
 from floatscope.capture.columns import columns
-from floatscope.capture.fields import FIELDS, GROUPS, check_fields, fields_of
+from floatscope.capture.fields import FIELDS, check_fields, fields_of
+from floatscope.capture.plan import Expected, Plan, plan_for, same
 from floatscope.capture.received import BACKENDS, receive
-from floatscope.capture.reduce import Expected, Raw, chosen_rows, expected, summarise
+from floatscope.capture.reduce import Raw, chosen_rows, summarise
 from floatscope.capture.reducer import Reducer
 from floatscope.capture.verify import check_call
 from floatscope.capture.visibility import Visibility
 from floatscope.errors import UserError, unknown
-from floatscope.values import CanvasState, Commits, Groups, Reductions
+from floatscope.values import CanvasState, Commits, Reductions
 
 CHUNK_BYTES = 2**26
 """Layers are summarised together up to this much received attention at a time: few launches, bounded memory."""
-MASS_TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 2e-2, torch.float64: 1e-3}
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Layer:
 
     name: str
     gram: Callable[[], Tensor | None] = lambda: None
-    residual: Float[Tensor, "batch query"] | None = None
+    residual: Callable[[], Tensor | None] = lambda: None
 
 
 class Watcher:
@@ -85,19 +85,19 @@ class Watcher:
         self.watch, self.rows = watch, rows
         self.fields = frozenset(watch.names)
         self.layers: list[str] = []  # names, in the order the last forward met them
-        self.layer_visibility: list[int] = []
+        self.layer_visibility: list[int] = []  # which of the step's visibilities each layer has
         self._canvas: CanvasState | None = None
         self._past: list[Tensor] = []  # rollout of a cached prefix, by layer boundary
 
     def begin(self, canvas: CanvasState) -> None:
         """The forward of `canvas.step` starts: the next attention calls belong to it."""
         self._canvas = canvas
+        self._plans: list[Plan] = []
         self._raws: list[Raw] = []
         self._held: list[Attention] = []
         self._extra: list[dict[str, Tensor]] = []
-        self._visibilities: list[Visibility] = []
-        self._asks: list[tuple[Ask, Expected, Tensor]] = []
         self._carry: Tensor | None = None
+        self._first_row = _first_candidate(canvas) if self.rows else 0
         self.layers, self.layer_visibility = [], []
 
     @property
@@ -107,9 +107,13 @@ class Watcher:
     def attend(self, call: Attention, layer: Layer) -> Float[Tensor, "batch head query value_dim"]:
         """Run one attention call; if a forward is being watched, reduce it too."""
         done = attend(call)
-        if self._canvas is not None:
-            with torch.no_grad():
-                self._reduce(_detached(call), done.output.detach(), done.lse, layer, self._canvas)
+        if self._canvas is None:
+            return done.output
+        if not torch.is_grad_enabled():
+            self._reduce(call, done.output, done.lse, layer, self._canvas)
+            return done.output
+        with torch.no_grad():
+            self._reduce(_detached(call), done.output.detach(), done.lse, layer, self._canvas)
         return done.output
 
     def finish(self, commits: Commits | None = None) -> list[Reductions]:
@@ -118,148 +122,101 @@ class Watcher:
         if canvas is None:
             raise UserError("finish() without begin(): no forward is being watched")
         self._canvas = None
-        commits = Commits.none() if commits is None else commits
+        commits = Commits.none() if commits is None or not self.rows else commits
         with torch.no_grad():
-            predicted = [blocked.rows(call, commits.sample, self._row(commits, call)) for call in self._held]
-            self._check_mass(canvas)
-            layers = self._summaries(commits, predicted)
+            expected = [plan.expected(commits) for plan in self._plans]
+            predicted = [blocked.rows(call, commits.sample, _row(commits, call)) for call in self._held]
+            layers = self._summaries(commits, predicted, expected)
             for i, p in enumerate(predicted):
-                member = canvas.regions.member
-                layers[i] |= chosen_rows(p, None if member is None else member.to(p.device), commits, self.fields)
-            for v in range(len(self._visibilities)):  # once per visibility, with the first layer that has it
-                at = self.layer_visibility.index(v)
-                if "uniform" in self.fields:
-                    layers[at]["uniform"] = self._expected(v, commits)[1].uniform
-        out = [Reductions(i, {**layers[i], **self._extra[i]}) for i in range(len(layers))]
+                layers[i] |= chosen_rows(p, self._plans[self.layer_visibility[i]].member, commits, self.fields)
+            if "uniform" in self.fields:  # once per visibility, with the first layer that has it
+                for v, want in enumerate(expected):
+                    layers[self.layer_visibility.index(v)]["uniform"] = want.uniform
+            self._check_mass(canvas)  # last, because it waits for the device
+        out = [Reductions(i, layers[i] | self._extra[i]) for i in range(len(layers))]
         self._raws, self._held, self._extra = [], [], []
         return out
 
     def _reduce(self, call: Attention, output: Tensor, lse: Tensor | None, layer: Layer, canvas: CanvasState) -> None:
         see, index = call.visible, len(self._raws)
-        T = canvas.tokens.shape[1]
-        if see.keys != T:
+        if see.keys != canvas.tokens.shape[1]:
             raise UserError(
-                f"layer '{layer.name}' attends over {see.keys} keys but the canvas has {T} positions:"
+                f"layer '{layer.name}' attends over {see.keys} keys but the canvas has {canvas.tokens.shape[1]} positions:"
                 " cross-attention and pruned caches are not captured"
             )
-        visibility = self._visibility(see, canvas)
-        ask, _, valid = self._asks[visibility]
-        carry = self._carry_in(index, see, canvas)
-        wanted = receive(call, lse, ask, carry, self.watch.backend)
+        at = self._plan(see, canvas)
+        plan = self._plans[at]
+        carry = self._carry_in(index, plan)
+        got = receive(call, lse, plan.ask, carry, self.watch.backend)
         if self.watch.verify:
-            check_call(call, output, ask, carry, wanted, layer.name, canvas.step)
+            check_call(call, output, plan.ask, carry, got, layer.name, canvas.step)
+        groups = plan.groups.shape[-1]
+        regions = None
+        if plan.member is not None and "regions" in self.fields:
+            B, H, G, K = got.received.shape
+            regions = torch.bmm(got.received.reshape(B, H * G, K), plan.member).unflatten(1, (H, G))
         extra: dict[str, Tensor] = {}
-        R = len(canvas.regions.names)
-        groups = ask.weights.shape[-1] - R
-        if R and "regions" in self.fields:
-            member = _to(canvas.regions.member, output)
-            mass = wanted.received[:, :, groups:] @ member[:, None].float()
-            extra["regions"] = mass / ask.weights[:, :, groups:].sum(1)[:, None, :, None]
-        if wanted.carried is not None:
-            extra["rollout"] = self._carry_out(index, wanted.carried, see, canvas)
-        if layer.residual is not None and "residual" in self.fields:
+        if got.carried is not None:
+            extra["rollout"] = self._carry_out(index, got.carried, plan)
+        if "residual" in self.fields and (norms := layer.residual()) is not None:
             cached = see.keys - see.queries  # rows of earlier steps: not in this forward
-            extra["residual"] = F.pad(layer.residual, (cached, 0), value=torch.nan)
+            extra["residual"] = F.pad(norms, (cached, 0), value=torch.nan) if cached else norms
         for reducer in self.watch.reducers:
             extra[reducer.name] = reducer.run(call, lse)
         if "matrix" in self.fields:
             extra["matrix"] = _matrix(call, lse)
-        stats = None
-        if "head_stats" in self.fields:
-            rows = valid[:, None].float() / valid.sum(-1).clamp_min(1)[:, None, None]
-            norms = [(x.float().norm(dim=-1) * rows).sum(-1) for x in (output, call.query)]
-            stats = torch.stack([_known(wanted.entropy, norms[0]), *norms], -1)
-        need_columns = self.fields & {"top", "top_key", "moments"}
-        cols = columns(call, valid, layer.gram()) if need_columns else None
-        self._raws.append(Raw(wanted.received[:, :, :groups], cols, stats, visibility))
+        cols = None
+        if self.fields & {"top", "top_key", "moments", "head_stats"}:
+            look = column_kernel.columns if column_kernel.serves(call) else columns
+            cols = look(call, output, plan.rows, layer.gram())
+        half = call.query.dtype in (torch.float16, torch.bfloat16)
+        self._raws.append(Raw(at, half, got.received[:, :, :groups], regions, got.entropy, cols))
         if self.rows:
-            self._held.append(call)
+            first = self._first_row - (see.keys - see.queries)
+            q, visible = call.query[:, :, max(0, first) :].clone(), see.rows_from(max(0, first))
+            self._held.append(replace(call, query=q, value=call.key, visible=visible))
         self._extra.append(extra)
         self.layers.append(layer.name)
-        self.layer_visibility.append(visibility)
+        self.layer_visibility.append(at)
 
-    def _visibility(self, see: Visibility, canvas: CanvasState) -> int:
-        """Index of this visibility among the step's, with its `Ask` prepared; layers share the object, not a copy."""
-        for i, known in enumerate(self._visibilities):
-            if known is see or (_comparable(known, see) and replace(known) == replace(see)):
+    def _plan(self, see: Visibility, canvas: CanvasState) -> int:
+        for i, plan in enumerate(self._plans):
+            if same(plan.visible, see):
                 return i
-        device, Q = canvas.tokens.device, see.queries
-        groups = Groups.of_canvas(canvas)
-        weights = groups.weights[:, see.keys - Q :]
-        valid = canvas.valid[:, see.keys - Q :]
-        count = weights.sum(1)
-        seen = see.sum_over_seeing(weights).mean(1).transpose(1, 2)
-        want = expected(see.uniform(weights), seen, count)
-        columns = [weights]
-        if canvas.regions.member is not None and "regions" in self.fields:
-            columns.append(canvas.regions.member[:, see.keys - Q :].float() * valid[..., None])
-        entropy = None
-        if "head_stats" in self.fields:
-            entropy = row_mean(valid, see.seen_keys(device).mean(1).expand(len(valid), -1))
-        self._visibilities.append(see)
-        self._asks.append((Ask(torch.cat(columns, -1).contiguous(), entropy), want, valid))
-        return len(self._visibilities) - 1
+        regions = bool(self.fields & {"regions", "rollout", "row_regions"})
+        self._plans.append(plan_for(see, canvas, regions=regions, entropy="head_stats" in self.fields))
+        return len(self._plans) - 1
 
-    def _expected(self, visibility: int, commits: Commits) -> tuple[Tensor, Expected]:
-        """Counts and expectations of all four groups: those of the forward and, now, the predicting rows."""
-        ask, want, valid = self._asks[visibility]
-        see, G = self._visibilities[visibility], want.uniform.shape[1]
-        count = ask.weights[..., :G].sum(1)
-        weights = torch.zeros_like(ask.weights[..., :1])
-        row = commits.row.to(weights.device) - (see.keys - see.queries)
-        weights[commits.sample.to(weights.device), row, 0] = 1.0
-        n = weights.sum(1)
-        more = expected(see.uniform(weights), see.sum_over_seeing(weights).mean(1).transpose(1, 2), n)
-        return torch.cat([count, n], -1), Expected(
-            torch.cat([want.uniform, more.uniform], 1), torch.cat([want.eligible, more.eligible], 1)
-        )
-
-    def _summaries(self, commits: Commits, predicted: Sequence[Tensor]) -> list[dict[str, Tensor]]:
+    def _summaries(
+        self, commits: Commits, predicted: Sequence[Tensor], expected: Sequence[Expected]
+    ) -> list[dict[str, Tensor]]:
         out: list[dict[str, Tensor]] = []
-        start = 0
-        while start < len(self._raws):
-            visibility = self._raws[start].visibility
-            room = max(1, CHUNK_BYTES // max(1, self._raws[start].received.nbytes))
-            stop = start + 1
-            while stop < min(len(self._raws), start + room) and self._raws[stop].visibility == visibility:
-                stop += 1
-            raws = self._raws[start:stop]
-            received = torch.stack([r.received for r in raws])
-            rows = torch.zeros_like(received[:, :, :, :1])
-            for i, p in enumerate(predicted[start:stop]):
-                rows[i].index_put_((commits.sample.to(p.device),), p[:, :, None], accumulate=True)
-            count, want = self._expected(visibility, commits)
-            stats, cols = [r.head_stats for r in raws], [r.columns for r in raws]
-            made = summarise(
-                torch.cat([received, rows], 3),
-                _stack(cols),
-                _stack(stats),
-                count,
-                want,
-                self.fields,
+        while len(out) < len(self._raws):
+            first = self._raws[len(out)]
+            room = max(1, CHUNK_BYTES // first.received.nbytes)
+            raws = list(
+                takewhile(lambda raw, plan=first.plan: raw.plan == plan, self._raws[len(out) : len(out) + room])
             )
-            out += [{name: value[i] for name, value in made.items()} for i in range(len(raws))]
-            start = stop
+            rows = _rows_received(predicted[len(out) : len(out) + len(raws)], commits, first.received)
+            made = summarise(raws, rows, self._plans[first.plan], expected[first.plan], self.fields)
+            by_layer = {name: value.unbind(0) for name, value in made.items()}
+            out += [{name: values[i] for name, values in by_layer.items()} for i in range(len(raws))]
         return out
 
-    def _carry_in(self, index: int, see: Visibility, canvas: CanvasState) -> Tensor | None:
-        """Region indicators as they reach this layer, on all keys; None when no rollout is kept or it cannot be known."""
-        member = canvas.regions.member
-        if member is None or "rollout" not in self.fields:
+    def _carry_in(self, index: int, plan: Plan) -> Tensor | None:
+        """Region indicators as they reach this layer, on all keys; None when no rollout is kept."""
+        if plan.member is None or "rollout" not in self.fields:
             return None
         if index == 0:
-            self._carry = _to(member, canvas.tokens)[:, see.keys - see.queries :].float()
-        if self._carry is None:
-            return None
-        return self._with_past(index, self._carry, see)
-
-    def _carry_out(self, index: int, carried: Tensor, see: Visibility, canvas: CanvasState) -> Tensor:
-        """Y ← ½·mean_h A Y + ½·Y, and what each region's rows now hold of each region."""
+            self._carry = plan.member[:, plan.visible.keys - plan.visible.queries :]
         assert self._carry is not None
+        return self._with_past(index, self._carry, plan.visible)
+
+    def _carry_out(self, index: int, carried: Tensor, plan: Plan) -> Tensor:
+        """Y ← ½·mean_h A Y + ½·Y, and what each region's rows now hold of each region."""
+        assert self._carry is not None and plan.pool is not None
         self._carry = carried.lerp(self._carry, 0.5)
-        everywhere = self._with_past(index + 1, self._carry, see)
-        rows = _to(canvas.regions.member, carried) & canvas.valid[..., None]
-        return rows.float().transpose(1, 2) @ everywhere / rows.sum(1)[..., None]
+        return torch.bmm(plan.pool, self._with_past(index + 1, self._carry, plan.visible))
 
     def _with_past(self, boundary: int, now: Tensor, see: Visibility) -> Tensor:
         """A causal prefix never changes, so what its rows held at this boundary is kept from the steps before."""
@@ -277,12 +234,11 @@ class Watcher:
         """Rows of softmax sum to 1: the cheapest proof that the log-sum-exp belongs to these scores. One sync a step."""
         if not self._raws:
             return
-        totals = torch.stack([r.received[:, :, 0].sum(-1) for r in self._raws])  # [layer, batch, head]
-        asks = [self._asks[v][0].weights[..., 0].sum(1) for v in self.layer_visibility]
-        error = (totals / torch.stack(asks)[..., None].clamp_min(1) - 1).abs()
-        rowless = torch.stack(asks)[..., None] == 0
-        limit = MASS_TOLERANCE.get(canvas_dtype(self._held), 2e-2)
-        bad = ((error > limit) | ~error.isfinite()) & ~rowless
+        totals = torch.stack([raw.received[:, :, 0] for raw in self._raws]).sum(-1)  # [layer, batch, head]
+        count = torch.stack([plan.groups[..., 0].sum(1, keepdim=True) for plan in self._plans])[self.layer_visibility]
+        error = (totals / count.clamp_min(1) - 1).abs()
+        limit = 2e-2 if self._raws[0].half else 1e-3
+        bad = ((error > limit) | ~error.isfinite()) & (count > 0)
         if not bool(bad.any()):
             return
         layer, sample, head = bad.nonzero()[0].tolist()
@@ -294,12 +250,16 @@ class Watcher:
             f" {1 + float(error[layer, sample, head]):.4f} instead of 1; run `floatscope doctor`"
         )
 
-    def _row(self, commits: Commits, call: Attention) -> Tensor:
-        return commits.row - (call.visible.keys - call.visible.queries)
+
+def _first_candidate(canvas: CanvasState) -> int:
+    """The first row that may turn out to be predicting: that of the first mask, or the one before it (shifted logits)."""
+    masked = canvas.masked.any(0).nonzero()
+    return max(0, int(masked[0]) - 1) if len(masked) else max(0, canvas.tokens.shape[1] - 1)
 
 
-def canvas_dtype(held: Sequence[Attention]) -> torch.dtype:
-    return held[0].query.dtype if held else torch.bfloat16
+def _row(commits: Commits, call: Attention) -> Tensor:
+    """Predicting rows as rows of a held call, whose queries are the last positions of the canvas."""
+    return commits.row - (call.visible.keys - call.visible.queries)
 
 
 def _detached(call: Attention) -> Attention:
@@ -314,19 +274,11 @@ def _matrix(call: Attention, lse: Tensor | None) -> Tensor:
     return out
 
 
-def _comparable(a: Visibility, b: Visibility) -> bool:
-    return all(x.valid is None and x.mask is None and x.rule is None for x in (a, b))
-
-
-def _known(value: Tensor | None, like: Tensor) -> Tensor:
-    return torch.full_like(like, torch.nan) if value is None else value.to(like.dtype)
-
-
-def _stack(values: Sequence[Tensor | None]) -> Tensor | None:
-    present = [v for v in values if v is not None]
-    return torch.stack(present) if len(present) == len(values) else None
-
-
-def _to(member: Tensor | None, like: Tensor) -> Tensor:
-    assert member is not None
-    return member.to(like.device)
+def _rows_received(predicted: Sequence[Tensor], commits: Commits, like: Tensor) -> Tensor | None:
+    """What the predicting rows give each key, added up per sample, [layer, batch, head, key]; None without any."""
+    if not predicted or not len(commits):
+        return None
+    out = like.new_zeros(len(predicted), *like[:, :, 0].shape)
+    for into, p in zip(out, predicted, strict=True):
+        into.index_add_(0, commits.sample.to(p.device), p)
+    return out

@@ -15,6 +15,7 @@ import inspect
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,33 +39,69 @@ CHANGES_SOFTMAX = {
     "cache": "a paged cache",
 }
 FUSED = ("multi_head_attention_forward", "_native_multi_head_attention", "_transformer_encoder_layer_fwd")
-OUTPUT_PROJECTIONS = ("o_proj", "out_proj", "c_proj", "dense", "Wo", "wo", "proj", "attn_out")
+OUTPUT_PROJECTIONS = ("o_proj", "out_proj", "c_proj", "dense", "Wo", "wo", "o", "out_lin", "proj", "attn_out")
 
 
 @contextmanager
 def into(module: nn.Module, watcher: Watcher) -> Iterator[str]:
     """Watch `module` until the block ends; yields the name of the way taken."""
+    if getattr(getattr(module, "config", None), "is_encoder_decoder", False) and _has_decoder(module):
+        raise UserError(
+            f"{type(module).__name__} is an encoder-decoder: its two sequences are no single canvas;"
+            " watch the encoder or the decoder on its own"
+        )
     transformers_way = _follows_attention_interface(module)
     with (through_transformers if transformers_way else through_sdpa)(module, watcher):
         yield "AttentionInterface" if transformers_way else "scaled_dot_product_attention"
 
 
-# --- transformers ---------------------------------------------------------------------------------------------------
-
 _watchers: weakref.WeakKeyDictionary[nn.Module, tuple[Watcher, Sites]] = weakref.WeakKeyDictionary()
+
+
+@contextmanager
+def _watched(module: nn.Module, watcher: Watcher, stack: bool) -> Iterator[Sites]:
+    """Mark every part of the module as watched by this watcher, and by no other."""
+    if any(part in _watchers for part in module.modules()):
+        raise UserError("this model is being watched already; leave the other `watch` block first")
+    parts = list(module.modules())
+    with _sites(module, stack) as sites:
+        _watchers.update({part: (watcher, sites) for part in parts})
+        try:
+            yield sites
+        finally:
+            for part in parts:
+                del _watchers[part]
+
+
+def _attend(
+    watcher: Watcher, layer: Layer, query: Tensor, key: Tensor, value: Tensor, visible: Visibility, scaling: float
+) -> Tensor:
+    """Under autocast PyTorch casts q, k and v before its kernel; what is captured of them must not be rounded again."""
+    kind = query.device.type
+    if not torch.is_autocast_enabled(kind):
+        return watcher.attend(Attention(query, key, value, visible, scaling), layer)
+    q, k, v = (_autocast(x) for x in (query, key, value))
+    with torch.autocast(kind, enabled=False):
+        return watcher.attend(Attention(q, k, v, visible, scaling), layer)
+
+
+def _autocast(x: Tensor) -> Tensor:
+    enabled = torch.is_autocast_enabled(x.device.type) and x.dtype in (torch.float32, torch.float16, torch.bfloat16)
+    return x.to(torch.get_autocast_dtype(x.device.type)) if enabled else x
+
+
+def _has_decoder(module: nn.Module) -> bool:
+    return any(hasattr(part, "decoder") for part in (module, getattr(module, "model", None)))
+
+
+# --- transformers ---------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def through_transformers(module: nn.Module, watcher: Watcher) -> Iterator[None]:
     _register()
     with ExitStack() as undo:
-        sites = undo.enter_context(_sites(module))
-        for part in module.modules():
-            if part in _watchers:
-                raise UserError("this model is being watched already; leave the other `watch` block first")
-        for part in module.modules():
-            _watchers[part] = watcher, sites
-            undo.callback(_watchers.pop, part, None)
+        undo.enter_context(_watched(module, watcher, stack=False))
         for config in _configs(module):
             undo.callback(setattr, config, "_attn_implementation_internal", config._attn_implementation_internal)
         module.set_attn_implementation(NAME)  # type: ignore[operator]
@@ -91,7 +128,7 @@ def _attention(
 ) -> tuple[Tensor, None]:
     """transformers' attention signature; q, k, v [batch, head, position, dim], the output [batch, position, head, dim]."""
     watcher, sites = _watchers[module]
-    layer = sites.layer(module, query.shape[1])
+    layer = sites.layer(module, query.shape[1], value.shape[-1])
     for name, what in CHANGES_SOFTMAX.items():
         if kwargs.get(name) is not None:
             raise UserError(f"layer '{layer.name}' uses {what} (`{name}`), which floatscope cannot capture exactly")
@@ -99,7 +136,7 @@ def _attention(
         raise UserError(f"layer '{layer.name}' applies dropout {dropout} to its attention; call model.eval() first")
     visible = _visible(module, attention_mask, is_causal, query.shape[2], key.shape[2])
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    out = watcher.attend(Attention(query, key, value, visible, float(scale)), layer)
+    out = _attend(watcher, layer, query, key, value, visible, float(scale))
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -107,7 +144,7 @@ def _visible(module: nn.Module, mask: Visibility | Tensor | None, causal: bool |
     if isinstance(mask, Visibility):
         return mask
     if mask is not None:  # a 4-D mask the caller made
-        return Visibility.by_mask(mask[..., :K], Q, K)
+        return Visibility.by_mask(_autocast(mask[..., :K]), Q, K)
     causal = getattr(module, "is_causal", True) if causal is None else causal
     return Visibility.causal(Q, K) if causal and Q > 1 else Visibility.full(Q, K)
 
@@ -180,7 +217,7 @@ def _configs(module: nn.Module) -> list[Any]:
 
 @contextmanager
 def through_sdpa(module: nn.Module, watcher: Watcher) -> Iterator[None]:
-    with _sites(module) as sites, _SdpaMode(watcher, sites):
+    with _watched(module, watcher, stack=True) as sites, _SdpaMode(watcher, sites):
         yield
 
 
@@ -216,21 +253,28 @@ class _SdpaMode(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        lead = query.shape[:-3]
-        q, k, v = (x.reshape(-1, *x.shape[-3:]) if x.ndim != 4 else x for x in (query, key, value))
-        layer = self.sites.layer(self.sites.current, q.shape[1])
+        if query.ndim not in (3, 4):
+            raise UserError(
+                f"layer '{self.sites.current_name}' attends with queries of shape {tuple(query.shape)};"
+                " floatscope reads [batch, head, query, dim]"
+            )
+        q, k, v = (x[None] if x.ndim == 3 else x for x in (query, key, value))  # 3-D: the heads of one sequence
+        k, v = (x.expand(len(q), -1, -1, -1) for x in (k, v))
+        layer = self.sites.layer(self.sites.current, q.shape[1], v.shape[-1])
         if dropout_p:
-            raise UserError(f"layer '{layer.name}' applies dropout {dropout_p} to its attention; call model.eval() first")
+            raise UserError(
+                f"layer '{layer.name}' applies dropout {dropout_p} to its attention; call model.eval() first"
+            )
         Q, K = q.shape[2], k.shape[2]
         if attn_mask is not None:
-            visible = Visibility.by_mask(attn_mask, Q, K)
+            visible = Visibility.by_mask(_autocast(attn_mask), Q, K)
         elif is_causal:  # SDPA aligns a rectangular causal mask with key 0
             visible = Visibility.causal(Q, K, offset=0)
         else:
             visible = Visibility.full(Q, K)
         scaling = q.shape[-1] ** -0.5 if scale is None else scale
-        out = self.watcher.attend(Attention(q, k, v, visible, float(scaling)), layer)
-        return out.reshape(*lead, *out.shape[1:])
+        out = _attend(self.watcher, layer, q, k, v, visible, float(scaling))
+        return out.reshape(*query.shape[:-1], v.shape[-1])
 
 
 _SDPA = inspect.Signature(
@@ -254,14 +298,17 @@ _SDPA = inspect.Signature(
 
 
 class Sites:
-    """Names, residual norms and output projections of the modules whose forward is running."""
+    """Names, output projections and residual streams of the modules attention calls come from."""
 
     def __init__(self, root: nn.Module) -> None:
         self.names = {part: name or type(root).__name__ for name, part in root.named_modules()}
         self.parents = {child: part for part in root.modules() for child in part.children()}
+        self.blocks = [part for group in root.modules() if isinstance(group, nn.ModuleList) for part in group]
         self.running: list[nn.Module] = []
-        self.residuals: dict[nn.Module, Tensor] = {}
-        self.grams: dict[nn.Module, Tensor | None] = {}
+        self.streams: dict[nn.Module, Tensor] = {}  # what entered each running block: the residual stream
+        self._layers: dict[nn.Module, Layer] = {}
+        self._grams: dict[nn.Module, Tensor | None] = {}
+        self._block_of: dict[nn.Module, nn.Module | None] = {}
 
     @property
     def current(self) -> nn.Module | None:
@@ -271,41 +318,57 @@ class Sites:
     def current_name(self) -> str:
         return self.names[self.current] if self.current is not None else "outside the model"
 
-    def layer(self, module: nn.Module | None, heads: int) -> Layer:
+    def layer(self, module: nn.Module | None, heads: int, dim: int) -> Layer:
         if module is None:
             return Layer("outside the model")
-        block = self.parents.get(module, module)
-        stream = self.residuals.get(block)
-        norm = None if stream is None else torch.linalg.vector_norm(stream.detach(), dim=-1, dtype=torch.float32)
-        return Layer(self.names[module], lambda: self._gram(module, heads), norm)
+        return Layer(self.names[module], lambda: self._gram(module, heads, dim), lambda: self._residual(module))
 
-    def _gram(self, module: nn.Module, heads: int) -> Tensor | None:
+    def _residual(self, module: nn.Module) -> Tensor | None:
+        if module not in self._block_of:
+            above: nn.Module | None = module
+            while above is not None and above not in self.blocks:
+                above = self.parents.get(above)
+            self._block_of[module] = above
+        block = self._block_of[module]
+        stream = None if block is None else self.streams.get(block)
+        return None if stream is None else torch.linalg.vector_norm(stream.detach(), dim=-1, dtype=torch.float32)
+
+    def _gram(self, module: nn.Module, heads: int, dim: int) -> Tensor | None:
         """W_OᵀW_O of the projection that follows the heads, found by the names the field uses; None if there is none."""
-        if module not in self.grams:
-            weight = _output_projection(module)
-            if weight is None and (block := self.parents.get(module)) is not None:  # BERT keeps it one level up
-                weight = _output_projection(block) or _output_projection(getattr(block, "output", block))
-            self.grams[module] = None if weight is None else gram(weight, heads)
-        return self.grams[module]
+        if module not in self._grams:
+            above = self.parents.get(module)  # BERT keeps it one level up, in `output`
+            places = [place for place in (module, above, getattr(above, "output", None)) if place is not None]
+            found = (weight for place in places for weight in _output_projections(place))
+            weight = next((w for w in found if w.shape[1] == heads * dim), None)
+            self._grams[module] = None if weight is None else gram(weight, heads)
+        return self._grams[module]
 
-    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.running.append(module)
+    def enter_block(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         stream = args[0] if args else kwargs.get("hidden_states")
         if isinstance(stream, Tensor) and stream.ndim == 3 and stream.is_floating_point():
-            self.residuals[module] = stream
+            self.streams[block] = stream
+
+    def leave_block(self, block: nn.Module) -> None:
+        self.streams.pop(block, None)
+
+    def enter(self, module: nn.Module) -> None:
+        self.running.append(module)
 
     def leave(self, module: nn.Module) -> None:
         while self.running and self.running.pop() is not module:
             pass
-        self.residuals.pop(module, None)
 
 
 @contextmanager
-def _sites(root: nn.Module) -> Iterator[Sites]:
+def _sites(root: nn.Module, watcher: Watcher, stack: bool) -> Iterator[Sites]:
+    """Hooks on the blocks for their residual stream; with `stack` also on every module, to know which one is running."""
     sites = Sites(root)
     handles: list[RemovableHandle] = []
-    for part in root.modules():
-        handles.append(part.register_forward_pre_hook(lambda m, a, k: sites.enter(m, a, k), with_kwargs=True))
+    for block in sites.blocks if "residual" in watcher.fields else ():
+        handles.append(block.register_forward_pre_hook(sites.enter_block, with_kwargs=True))
+        handles.append(block.register_forward_hook(lambda m, a, o: sites.leave_block(m), always_call=True))
+    for part in root.modules() if stack else ():
+        handles.append(part.register_forward_pre_hook(lambda m, a: sites.enter(m)))
         handles.append(part.register_forward_hook(lambda m, a, o: sites.leave(m), always_call=True))
     try:
         yield sites
@@ -314,11 +377,10 @@ def _sites(root: nn.Module) -> Iterator[Sites]:
             handle.remove()
 
 
-def _output_projection(module: nn.Module) -> Tensor | None:
-    """The weight [out, head · dim] of the output projection, or None."""
+def _output_projections(module: nn.Module) -> Iterator[Tensor]:
+    """Weights [out, head · dim] that may be the output projection, the likeliest first."""
     for name in OUTPUT_PROJECTIONS:
         part = getattr(module, name, None)
         weight = getattr(part, "weight", None)
         if isinstance(weight, Tensor) and weight.ndim == 2:
-            return weight if isinstance(part, nn.Linear) else weight.T  # GPT-2's Conv1D is [in, out]
-    return None
+            yield weight if isinstance(part, nn.Linear) else weight.T  # GPT-2's Conv1D is [in, out]

@@ -68,5 +68,5 @@ def _window(axes: tuple[str, ...], shape: tuple[int, ...], width: int, start: in
 def _shifted(keys: Array, name: str, start: int, stop: int) -> Array:
     """Key positions counted from `start`; -1, no key, stays."""
     if (((keys >= 0) & (keys < start)) | (keys >= stop)).any():
-        raise ValueError(f"field '{name}' names a key outside the valid positions {start} to {stop - 1}")
+        raise ValueError(f"field '{name}' names a key outside the valid positions {start} to {stop - 1}; no key is -1")
     return np.where(keys < 0, keys, keys - start).astype(keys.dtype)

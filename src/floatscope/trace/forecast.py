@@ -5,7 +5,7 @@ but `matrix` grows evenly with the number of keys: for texts of different length
 
     size = forecast(keep="heads", samples=100, steps=32, layers=32, heads=32, keys=800, regions=8, commits=32)
     print(size)                # a table, field by field
-    size.check("8GiB")         # UserError: … Use keep="summary" (5.93 GiB), or …
+    size.check("8GiB")         # UserError: … Use keep="summary" (5.95 GiB), or …
 """
 
 from __future__ import annotations

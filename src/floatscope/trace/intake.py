@@ -50,6 +50,7 @@ def bring(
     axes: Axes,
     coords: Axes,
 ) -> Brought:
+    """Check, cast and move one step; `axes` are those of every field that may come."""
     before, after = step.before, step.after
     member = before.regions.member
     if member is None:
@@ -109,7 +110,7 @@ def _over_layers(name: str, layers: Sequence[Reductions], axes: Axes, coords: Ax
             wanted = ", ".join(f"{axis} {sizes.get(axis, '')}".strip() for axis in own)
             raise UserError(f"field '{name}' {what} has shape {tuple(tensor.shape)}, not ({wanted})")
         found.append(_stored(name, tensor, what, coords.get(own[-1]))[None])
-    shape = np.max([array.shape[1:] for array in found if array is not None], 0)
+    shape = np.max([array.shape[1:] for array in found if array is not None], 0).tolist()
     return join(name, found, [1] * len(found), shape)
 
 

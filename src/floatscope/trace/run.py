@@ -18,9 +18,9 @@ import fcntl
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any
 
 from floatscope.errors import UserError
 from floatscope.trace.atomic import PART, sync_folder
@@ -36,8 +36,8 @@ class Run:
     """A run folder, opened for reading (`open_run`) or, holding its lock, for writing (`create_run`)."""
 
     path: Path
-    record: Mapping[str, Any]  # run.json as it was when opened
-    lock: IO[str] | None = None
+    record: Mapping[str, Any] = field(repr=False)  # run.json as it was when opened
+    lock: IO[str] | None = field(default=None, repr=False)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -115,7 +115,7 @@ class Run:
         if self.lock is not None:
             self.lock.close()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Run:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -196,9 +196,9 @@ def _start(folder: Path, record: dict[str, Any], lock: IO[str]) -> Run:
             )
         record = then | {"resumed": [*then["resumed"], record["provenance"]]}
         _sweep(folder, record["samples"])
-    (folder / SAMPLES).mkdir(exist_ok=True)
     record["status"] = "unfinished" if Run(folder, record).missing else "finished"
-    write_record(folder, record)
+    write_record(folder, record)  # first, so that a folder with anything of ours in it is known for a run
+    (folder / SAMPLES).mkdir(exist_ok=True)
     sync_folder(folder.parent)
     return Run(folder, record, lock)
 

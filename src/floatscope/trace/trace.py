@@ -31,7 +31,7 @@ SCALES = ("mean", "sum", "percent", "lift")
 VIEWS = ("step", "prefix")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Trace:
     """One sample's trace. `layout.OWN` and `capture.fields.FIELDS` say what each array means."""
 
@@ -55,6 +55,13 @@ class Trace:
                     raise UserError(f"axis '{axis}' is {size} long in array '{name}' and {known} long in {where}")
         object.__setattr__(self, "meta", plain_json(self.meta, "meta"))
 
+    def __repr__(self) -> str:
+        sizes = {
+            axis: n for name in self.arrays for axis, n in zip(self.axes[name], self.arrays[name].shape, strict=True)
+        }
+        shape = ", ".join(f"{axis} {sizes[axis]}" for axis in ("step", "layer", "key", "commit") if axis in sizes)
+        return f"Trace('{self.sample}': {shape}; {', '.join(self.arrays)})"
+
     def received(
         self,
         layer: int | None = None,
@@ -73,6 +80,7 @@ class Trace:
             raise unknown("scale", scale, SCALES)
         if view not in VIEWS:
             raise unknown("view", view, VIEWS)
+        means = self._means(head)  # [step, layer, group, key]
         if group not in self.coords["group"]:
             raise unknown("group", group, self.coords["group"])
         if view == "prefix":
@@ -82,7 +90,7 @@ class Trace:
         def seen(mean: Array) -> Array:
             return self._running(mean) if view == "prefix" else mean
 
-        r = seen(self._means(head)[:, rows, g].astype(np.float64))  # [step, layer, key]
+        r = seen(means[:, rows, g].astype(np.float64))  # [step, layer, key]
         if scale == "lift":
             u = self._field("uniform", f"scale 'lift' divides by it; use one of {', '.join(SCALES[:-1])}")
             with np.errstate(divide="ignore", invalid="ignore"):

@@ -1,0 +1,229 @@
+"""What watching costs: a watched forward against the plain one, every layer and head, ratios of medians in one run.
+
+    python benchmarks/watch_cost.py                      # here: CUDA if there is one, else the CPU
+    python benchmarks/watch_cost.py --json out.json
+
+R        received attention of 16 query groups (3 groups and 13 regions), nothing else
+summary  everything the keep level `summary` computes in a forward: R, entropy, rollout, top keys, moments, norms
+decode   summary as `decode` runs it: keys held until the commits are known, then one predicting row
+eager    `attn_implementation="eager"` with `output_attentions=True`, the usual way to see attention
+graph    both sides replayed as a CUDA graph: what is left when launches are free
+
+The model has random weights: time does not depend on their values, and nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from floatscope.capture.watcher import Watch, Watcher
+from floatscope.capture.ways import into
+from floatscope.values import CanvasState, Commits, Regions, State
+
+SHAPES = {
+    "cuda": dict(  # LLaDA-8B
+        vocab_size=126464, hidden_size=4096, intermediate_size=12288, num_hidden_layers=32, num_attention_heads=32,
+        num_key_value_heads=32, max_position_embeddings=32768,
+    ),
+    "cpu": dict(
+        vocab_size=4096, hidden_size=256, intermediate_size=704, num_hidden_layers=8, num_attention_heads=8,
+        num_key_value_heads=8, max_position_embeddings=4096,
+    ),
+}  # fmt: skip
+LENGTHS = {"cuda": (256, 1024, 4096, 16384, 32768), "cpu": (512, 2048)}
+ROUNDS = {"cuda": {256: 40, 1024: 30, 4096: 15, 16384: 7, 32768: 3}, "cpu": {512: 5, 2048: 3}}
+EAGER_UP_TO = {"cuda": 4096, "cpu": 2048}
+REGIONS = 13
+R_ALONE = ("received", "regions")
+
+
+def build(device: str) -> LlamaForCausalLM:
+    config = LlamaConfig(**SHAPES[device], tie_word_embeddings=False)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            return LlamaForCausalLM(config).eval()
+    finally:
+        torch.set_default_dtype(before)
+
+
+def canvas_of(T: int, vocab: int, device: str) -> CanvasState:
+    """Half prompt, half masks, thirteen regions of equal length."""
+    generator = torch.Generator().manual_seed(T)
+    tokens = torch.randint(0, vocab, (1, T), generator=generator).to(device)
+    states = torch.full((1, T), int(State.PROMPT), device=device)
+    states[:, T // 2 :] = int(State.MASKED)
+    edges = torch.linspace(0, T, REGIONS + 1).int().tolist()
+    spans = {f"region {i}": [(edges[i], edges[i + 1])] for i in range(REGIONS)}
+    regions = Regions.from_spans([spans], T)
+    return CanvasState(tokens, states, regions=Regions(regions.names, regions.member.to(device)))
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What is timed, and the context it stands in: entered before the clock starts, as a decoding run enters it once."""
+
+    run: Callable[[], Any]
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+
+class Bench:
+    def __init__(self, device: str) -> None:
+        self.device, self.model = device, build(device)
+
+    def forward(self, canvas: CanvasState, **kwargs: Any) -> Any:
+        return self.model(input_ids=canvas.tokens, is_causal=False, use_cache=False, **kwargs)
+
+    def plain(self, canvas: CanvasState) -> Variant:
+        return Variant(lambda: self.forward(canvas))
+
+    def watched(self, canvas: CanvasState, watcher: Watcher, commits: Commits | None = None) -> Variant:
+        def run() -> Any:
+            watcher.begin(canvas)
+            self.forward(canvas)
+            return watcher.finish(commits)
+
+        return Variant(run, lambda: into(self.model, watcher))
+
+    def eager(self, canvas: CanvasState) -> Variant:
+        @contextmanager
+        def switched() -> Iterator[None]:
+            self.model.set_attn_implementation("eager")
+            yield
+            self.model.set_attn_implementation("sdpa")
+
+        return Variant(lambda: self.forward(canvas, output_attentions=True).attentions[-1].shape, switched)
+
+    def graphed(self, canvas: CanvasState, watcher: Watcher | None) -> Variant:
+        """The forward, with every layer's reductions, as a CUDA graph; `finish` reads numbers back, so it stays outside."""
+        graph = torch.cuda.CUDAGraph()
+        with nullcontext() if watcher is None else into(self.model, watcher):
+            if watcher is not None:
+                watcher.begin(canvas)
+            with torch.cuda.graph(graph):
+                self.forward(canvas)
+        return Variant(graph.replay)
+
+    def time(self, variant: Variant) -> float:
+        with variant.around():
+            variant.run()  # the first step also makes what later steps reuse, such as W_OᵀW_O
+            self.settle()
+            start = time.perf_counter()
+            variant.run()
+            self.settle()
+            return time.perf_counter() - start
+
+    def peak(self, variant: Variant) -> int:
+        with variant.around():
+            self.settle()
+            variant.run()
+            self.settle()
+            torch.cuda.reset_peak_memory_stats()
+            variant.run()
+            self.settle()
+        return torch.cuda.max_memory_allocated()
+
+    def settle(self) -> None:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+
+def measure(bench: Bench, T: int) -> list[dict[str, Any]]:
+    canvas = canvas_of(T, bench.model.config.vocab_size, bench.device)
+    last = torch.tensor([T - 1])
+    commit = Commits(torch.tensor([0]), last, last, last, torch.ones(1))
+    runs = {
+        "plain": bench.plain(canvas),
+        "R": bench.watched(canvas, Watcher(Watch(fields=R_ALONE))),
+        "summary": bench.watched(canvas, Watcher(Watch())),
+        "decode": bench.watched(canvas, Watcher(Watch(), rows=True), commit),
+    }
+    if T <= EAGER_UP_TO[bench.device]:
+        runs["eager"] = bench.eager(canvas)
+    for variant in runs.values():  # compile, tune, fill the allocator's cache
+        bench.time(variant)
+        bench.time(variant)
+    if bench.device == "cuda" and T <= 1024:
+        runs["graph plain"] = bench.graphed(canvas, None)
+        runs["graph R"] = bench.graphed(canvas, Watcher(Watch(fields=R_ALONE)))
+        runs["graph summary"] = bench.graphed(canvas, Watcher(Watch()))
+    peaks = {name: bench.peak(variant) for name, variant in runs.items()} if bench.device == "cuda" else {}
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(ROUNDS[bench.device][T]):  # variants take turns, so that drift falls on all alike
+        for name, variant in runs.items():
+            times[name].append(bench.time(variant))
+    rows = []
+    for name in runs:
+        base = "graph plain" if name.startswith("graph") else "plain"
+        median = statistics.median(times[name])
+        rows.append(
+            {
+                "T": T,
+                "what": name,
+                "ms": 1e3 * median,
+                "ratio": median / statistics.median(times[base]),
+                "spread": (max(times[name]) - min(times[name])) / median,
+                "extra_mib": (peaks[name] - peaks["plain"]) / 2**20 if peaks else None,
+            }
+        )
+    return rows
+
+
+def machine(device: str) -> str:
+    name = torch.cuda.get_device_name() if device == "cuda" else f"{_cpu()}, {torch.get_num_threads()} threads"
+    return f"{name}, torch {torch.__version__}, Python {platform.python_version()}"
+
+
+def commit() -> str:
+    done = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True)
+    return done.stdout.strip() or "unknown"
+
+
+def _cpu() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
+        if line.startswith("model name"):
+            return line.split(":")[1].strip()
+    return platform.processor()
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    print("| T | what | ms | ratio | extra MiB |\n|---:|---|---:|---:|---:|")
+    for r in rows:
+        extra = "" if r["extra_mib"] is None else f"{r['extra_mib']:.0f}"
+        print(f"| {r['T']} | {r['what']} | {r['ms']:.2f} | {r['ratio']:.3f} | {extra} |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write the rows there too")
+    parser.add_argument("--lengths", type=int, nargs="+", help="sequence lengths, default by device")
+    args = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    print(f"{machine(device)}, commit {commit()}")
+    bench, rows = Bench(device), []
+    with torch.inference_mode():
+        for T in args.lengths or LENGTHS[device]:
+            found = measure(bench, T)
+            show(found)
+            rows += found
+    if args.json:
+        args.json.write_text(json.dumps({"machine": machine(device), "commit": commit(), "rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+"""`python -m floatscope` is `floatscope`."""
+
+from floatscope.cli.main import main
+
+main()

@@ -1,0 +1,99 @@
+"""What a step's layers have in common: prepared once per visibility, read by every layer that has it.
+
+Most layers share one mask, so group weights, expectations under uniform attention and region membership are made when
+the first of them is met; a layer then adds a handful of kernel launches of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from floatscope.capture.ask import Ask, row_mean
+from floatscope.capture.columns import Rows
+from floatscope.capture.fields import ELIGIBLE
+from floatscope.capture.visibility import Visibility
+from floatscope.values import CanvasState, Commits, Groups
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Per group and key: what uniform attention would receive (mean scale), and whether a detector may look there."""
+
+    count: Float[Tensor, "batch group"]  # n_g
+    uniform: Float[Tensor, "batch group key"]
+    eligible: Bool[Tensor, "batch group key"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    visible: Visibility
+    groups: Float[Tensor, "batch query group"]
+    ask: Ask  # columns: the groups, then the regions
+    rows: Rows
+    member: Float[Tensor, "batch key region"] | None
+    pool: Float[Tensor, "batch region key"] | None  # averages over the positions of a region
+    rows_in: Float[Tensor, "batch region"] | None  # query rows in each region
+
+    @cached_property
+    def _expected(self) -> Expected:
+        return expectation(self.visible, self.groups)
+
+    def expected(self, commits: Commits) -> Expected:
+        """Of all four groups, now that the predicting rows are known (none: an empty group)."""
+        g, see = self._expected, self.visible
+        if not len(commits):
+            return Expected(F.pad(g.count, (0, 1)), _one_more(g.uniform, torch.nan), _one_more(g.eligible, False))
+        weights = torch.zeros_like(self.groups[..., :1])
+        sample, row = commits.sample.to(weights.device), commits.row.to(weights.device)
+        weights[sample, row - (see.keys - see.queries), 0] = 1.0
+        more = expectation(see, weights)
+        return Expected(
+            torch.cat([g.count, more.count], 1),
+            torch.cat([g.uniform, more.uniform], 1),
+            torch.cat([g.eligible, more.eligible], 1),
+        )
+
+
+def plan_for(see: Visibility, canvas: CanvasState, *, regions: bool, entropy: bool) -> Plan:
+    first = see.keys - see.queries  # the query rows are the last positions of the canvas
+    valid = canvas.valid[:, first:]
+    weights = Groups.of_canvas(canvas).weights[:, first:]
+    member = pool = rows_in = None
+    columns = [weights]
+    if regions and canvas.regions.member is not None:
+        inside = canvas.regions.member.to(weights.device) & canvas.valid[..., None]
+        member = inside.float()
+        pool = member.transpose(1, 2) / member.sum(1)[..., None]
+        rows_in = member[:, first:].sum(1)
+        columns.append(member[:, first:])
+    e = None
+    if entropy:
+        e = row_mean(valid, see.seen_keys(weights.device).mean(1).expand(len(valid), -1))
+    ask = Ask(torch.cat(columns, -1).contiguous(), e, memberships=True)
+    return Plan(see, weights, ask, Rows.of(valid), member, pool, rows_in)
+
+
+def expectation(see: Visibility, weights: Float[Tensor, "batch query group"]) -> Expected:
+    """A key is eligible if min(16, n_g) rows of the group see it. An empty group expects NaN: there are no such rows."""
+    count = weights.sum(1)
+    seen = see.sum_over_seeing(weights).mean(1).transpose(1, 2)
+    need = count.clamp(1, ELIGIBLE)[..., None]
+    return Expected(count, see.uniform(weights) / count[..., None], seen >= need)
+
+
+def same(a: Visibility, b: Visibility) -> bool:
+    """Whether two layers may share a plan. Masks and rules are compared by identity: telling them apart costs T²."""
+    if a is b:
+        return True
+    plain = all(v.mask is None and v.rule is None and v.valid is None for v in (a, b))
+    return plain and replace(a) == replace(b)
+
+
+def _one_more(x: Tensor, value: float | bool) -> Tensor:
+    return F.pad(x, (0, 0, 0, 1), value=value)

@@ -1,0 +1,59 @@
+"""`floatscope …`: the commands, and how each of them ends.
+
+    0     done
+    1     `doctor` found something wrong
+    2     the caller can mend it: one sentence on stderr, no traceback
+    130   interrupted; whatever was finished is kept
+
+Torch and transformers are loaded by the command that needs them, so `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from floatscope import __version__
+from floatscope.cli.demo import demo
+from floatscope.cli.doctor import doctor
+from floatscope.errors import UserError
+
+
+class Commands(TyperGroup):
+    """The one place where errors become words and exit codes."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except UserError as error:
+            typer.echo(f"floatscope: {error}", err=True)
+            raise typer.Exit(2) from error
+        except KeyboardInterrupt as error:
+            typer.echo("floatscope: interrupted; whatever was finished is kept", err=True)
+            raise typer.Exit(130) from error
+
+
+app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app.command(epilog="Example: floatscope demo --out demo")(demo)
+app.command(epilog="Example: floatscope doctor --json > doctor.json")(doctor)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"floatscope {__version__}")
+        raise typer.Exit
+
+
+@app.callback(epilog="Example: floatscope demo --out demo")
+def floatscope(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """A microscope for attention in masked diffusion language models."""
+
+
+def main() -> None:
+    app()

@@ -1,0 +1,482 @@
+"""Every field of `FIELDS` equals a slow restatement from the eager attention of the same model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers.models.llama import modeling_llama
+from transformers.models.mistral import modeling_mistral
+
+from floatscope.capture import watcher as watcher_module
+from floatscope.capture.fields import ELIGIBLE, FIELDS, GROUPS, QUANTITIES, RANKS
+from floatscope.capture.watcher import Watch, Watcher
+from floatscope.capture.ways import into
+from floatscope.errors import UserError
+from floatscope.values import CanvasState, Commits, Reductions, Regions, State
+
+B, T, H, KV, D, LAYERS, WINDOW = 3, 26, 4, 2, 8, 3, 7
+MASKS = ("full", "causal", "window")
+START = (0, 5, 11)  # each sample's first valid position
+SHAPE = {
+    "vocab_size": 50,
+    "hidden_size": H * D,
+    "intermediate_size": 40,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": H,
+    "num_key_value_heads": KV,
+    "head_dim": D,
+    "initializer_range": 0.3,
+}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the eager model says of one layer, as float64."""
+
+    A: Tensor  # [batch, head, query, key]
+    q: Tensor  # [batch, head, query, dim]
+    k: Tensor  # [batch, head, key, dim], repeated for every query head
+    v: Tensor
+    hidden: Tensor  # [batch, position, width], entering the layer
+    W_O: Tensor  # [width, head, dim]
+
+
+def model_of(kind: str, seed: int = 0) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    if kind == "window":
+        return MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=WINDOW)).eval()
+    return LlamaForCausalLM(LlamaConfig(**SHAPE)).eval()
+
+
+def canvas_of(seed: int = 0, starts: tuple[int, ...] = START) -> CanvasState:
+    """Left-padded prompts, some positions masked, some committed, three regions that overlap."""
+    noise = torch.Generator().manual_seed(seed)
+    states = torch.randint(1, 4, (len(starts), T), generator=noise)
+    states[torch.arange(T) < torch.tensor(starts)[:, None]] = int(State.PAD)
+    spans = [{"early": [(s, s + 4)], "late": [(T - 6, T)], "both": [(s + 2, s + 5), (T - 2, T)]} for s in starts]
+    tokens = torch.randint(0, 50, (len(starts), T), generator=noise)
+    return CanvasState(tokens, states, step=4, regions=Regions.from_spans(spans, T))
+
+
+def commits_of(canvas: CanvasState) -> Commits:
+    """Two commits in the first sample, one in the second, none in the third; each decided by the row before."""
+    position = torch.tensor([T - 3, T - 1, T - 8])
+    return Commits(torch.tensor([0, 0, 1]), position, position - 1, torch.tensor([1, 2, 3]), torch.rand(3))
+
+
+def inputs(canvas: CanvasState, kind: str) -> dict[str, object]:
+    valid = canvas.valid.long()
+    return {
+        "input_ids": canvas.tokens,
+        "attention_mask": valid,
+        "position_ids": (valid.cumsum(-1) - 1).clamp_min(0),
+        "is_causal": kind != "full",
+        "use_cache": False,
+    }
+
+
+def watched(kind: str, model: torch.nn.Module, canvas: CanvasState, watch: Watch) -> list[Reductions]:
+    watcher = Watcher(watch, rows=True)
+    with torch.no_grad(), into(model, watcher):
+        watcher.begin(canvas)
+        model(**inputs(canvas, kind))
+        return watcher.finish(commits_of(canvas))
+
+
+def eager(kind: str, model: torch.nn.Module, canvas: CanvasState) -> list[Seen]:
+    """One forward with `eager` attention, its q, k, v overheard."""
+    model.set_attn_implementation("eager")
+    home = modeling_mistral if kind == "window" else modeling_llama
+    plain, heard = home.eager_attention_forward, []
+
+    def overhear(module, query, key, value, *args, **kwargs):
+        heard.append((query.double(), key.double(), value.double()))
+        return plain(module, query, key, value, *args, **kwargs)
+
+    with torch.no_grad(), mock.patch.object(home, "eager_attention_forward", overhear):
+        out = model(**inputs(canvas, kind), output_attentions=True, output_hidden_states=True)
+    seen = []
+    for i, (q, k, v) in enumerate(heard):
+        k, v = (x.repeat_interleave(H // KV, 1) for x in (k, v))
+        W_O = model.model.layers[i].self_attn.o_proj.weight.detach().double().unflatten(1, (H, D))
+        # Rows of padding see nothing; eager spreads them evenly over everything.
+        A = out.attentions[i].double() * canvas.valid[:, None, :, None]
+        seen.append(Seen(A, q, k, v, out.hidden_states[i].double(), W_O))
+    return seen
+
+
+def table(kind: str, canvas: CanvasState) -> Tensor:
+    """1 where a valid query sees a valid key, [batch, query, key]."""
+    i, j = torch.arange(T)[:, None], torch.arange(T)
+    see = {"full": (i == i) & (j == j), "causal": j <= i, "window": (j <= i) & (j > i - WINDOW)}[kind]
+    return (see & canvas.valid[:, :, None] & canvas.valid[:, None]).double()
+
+
+def groups(canvas: CanvasState) -> Tensor:
+    """0/1 membership of `all`, `masked`, `committed`, `predicting`, [batch, query, 4]."""
+    commits = commits_of(canvas)
+    predicting = torch.zeros_like(canvas.valid)
+    predicting[commits.sample, commits.row] = True
+    rows = [canvas.valid, canvas.states == State.MASKED, canvas.states == State.COMMITTED, predicting]
+    return torch.stack(rows, -1).double()
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """Everything a field is made from, [batch, …] in float64."""
+
+    mean: Tensor  # [batch, head, group, key]
+    uniform: Tensor  # [batch, group, key]
+    lift: Tensor  # [batch, head, group, key]; NaN where not eligible
+    columns: Tensor  # [batch, head, 5, key]
+
+
+def expect(kind: str, canvas: CanvasState, seen: Seen) -> Expectation:
+    W, see = groups(canvas), table(kind, canvas)
+    n = W.sum(1)
+    mean = torch.einsum("bhij,big->bhgj", seen.A, W) / n[:, None, :, None]
+    flat = see / see.sum(-1, keepdim=True).clamp_min(1)
+    uniform = torch.einsum("bij,big->bgj", flat, W) / n[..., None]
+    seers = torch.einsum("bij,big->bgj", see, W)
+    eligible = (seers >= n.clamp_max(ELIGIBLE)[..., None]) & (seers > 0)
+    lift = torch.where(eligible[:, None], mean / uniform[:, None], torch.nan)
+    qk = seen.q @ seen.k.transpose(-1, -2)
+    cos = qk / seen.q.norm(dim=-1)[..., None] / seen.k.norm(dim=-1)[..., None, :]
+    over = see[:, None] / see.sum(1)[:, None, None].clamp_min(1)  # a mean over the queries that see the key
+    output = torch.einsum("ohd,bhjd->bhjo", seen.W_O, seen.v)
+    columns = [(qk * D**-0.5 * over).sum(2), (cos * over).sum(2), *(x.norm(dim=-1) for x in (seen.k, seen.v, output))]
+    return Expectation(mean, uniform, lift, torch.stack(columns, 2))
+
+
+@pytest.fixture(scope="module", params=MASKS)
+def case(request):
+    """(kind, canvas, watched layers, eager layers) of a left-padded batch."""
+    kind = request.param
+    model, canvas = model_of(kind), canvas_of()
+    return kind, canvas, watched(kind, model, canvas, Watch(keep="full")), eager(kind, model, canvas)
+
+
+def close(got: Tensor, want: Tensor, rtol: float = 2e-4, atol: float = 1e-5) -> None:
+    torch.testing.assert_close(got.double(), want, rtol=rtol, atol=atol, equal_nan=True)
+
+
+def test_full_keeps_every_field(case):
+    _, _, layers, _ = case
+    assert len(layers) == LAYERS
+    assert [r.layer for r in layers] == [0, 1, 2]
+    assert set(layers[0].fields) == set(FIELDS)
+    for later in layers[1:]:  # layers share a visibility, and `uniform` comes with the first
+        assert set(later.fields) == set(FIELDS) - {"uniform"}
+
+
+def test_matrix_is_eager_attention(case):
+    _, _, layers, eager = case
+    for r, seen in zip(layers, eager, strict=True):
+        close(r.fields["matrix"], seen.A)
+
+
+def test_received_is_the_group_mean_of_the_matrix(case):
+    kind, canvas, layers, eager = case
+    for r, seen in zip(layers, eager, strict=True):
+        want = expect(kind, canvas, seen).mean
+        close(r.fields["received_heads"], want)
+        close(r.fields["received"], want.mean(1))
+
+
+def test_a_group_without_rows_is_nan(case):
+    _, _, layers, _ = case
+    predicting = GROUPS.index("predicting")
+    for r in layers:  # nothing was committed in the last sample
+        assert r.fields["received"][2, predicting].isnan().all()
+        assert not r.fields["received"][:2].isnan().any()
+
+
+def test_pad_keys_receive_nothing(case):
+    _, canvas, layers, _ = case
+    pad = ~canvas.valid[:, None, None]
+    for r in layers:
+        assert not r.fields["received_heads"].nan_to_num().masked_select(pad).any()
+        assert not r.fields["matrix"].masked_select(pad).any()
+
+
+def test_uniform_is_the_mean_of_dense_uniform_attention(case):
+    kind, canvas, layers, eager = case
+    close(layers[0].fields["uniform"], expect(kind, canvas, eager[0]).uniform)
+
+
+def test_top_are_the_keys_of_largest_lift_with_what_they_are_like(case):
+    kind, canvas, layers, eager = case
+    for r, seen in zip(layers, eager, strict=True):
+        want = expect(kind, canvas, seen)
+        for b in range(B):
+            for h in range(H):
+                for g in range(len(GROUPS)):
+                    lift = want.lift[b, h, g]
+                    ranked = sorted(lift.isfinite().nonzero()[:, 0].tolist(), key=lambda j: -lift[j])[:RANKS]
+                    missing = RANKS - len(ranked)
+                    assert r.fields["top_key"][b, h, g].tolist() == ranked + [-1] * missing
+                    rows = torch.cat([lift[ranked, None], want.columns[b, h, :, ranked].T], 1)
+                    close(r.fields["top"][b, h, g, : len(ranked)], rows)
+                    assert r.fields["top"][b, h, g, len(ranked) :].isnan().all()
+
+
+def test_moments_are_sums_over_the_eligible_keys(case):
+    kind, canvas, layers, eager = case
+    for r, seen in zip(layers, eager, strict=True):
+        want = expect(kind, canvas, seen)
+        over_all = torch.where(want.lift[:, :, :1].isfinite(), want.columns, torch.nan)
+        values = torch.cat([want.lift, over_all], 2)
+        assert values.shape[2] == len(QUANTITIES)
+        orders = [values.isfinite().sum(-1).double(), values.nansum(-1), values.square().nansum(-1)]
+        close(r.fields["moments"], torch.stack(orders, -1), atol=1e-4)
+
+
+def gini(x: Tensor) -> Tensor:
+    """Half the mean difference between any two, relative to the mean."""
+    x = x[x.isfinite()]
+    return (x[:, None] - x).abs().mean() / (2 * x.mean())
+
+
+def test_head_stats_are_means_over_the_valid_rows(case):
+    kind, canvas, layers, eager = case
+    n = table(kind, canvas).sum(-1)  # [batch, query]
+    for r, seen in zip(layers, eager, strict=True):
+        want = expect(kind, canvas, seen)
+        output = seen.A @ seen.v
+        for b in range(B):
+            rows = canvas.valid[b]
+            many = rows & (n[b] > 1)
+            for h in range(H):
+                entropy = -torch.xlogy(seen.A[b, h], seen.A[b, h]).sum(-1)
+                stats = [
+                    (entropy[many] / n[b, many].log()).mean(),
+                    gini(want.lift[b, h, 0]),
+                    want.mean[b, h, 0, START[b]],
+                    output[b, h, rows].norm(dim=-1).mean(),
+                    seen.q[b, h, rows].norm(dim=-1).mean(),
+                ]
+                close(r.fields["head_stats"][b, h], torch.stack(stats))
+
+
+def test_regions_are_the_mass_one_region_puts_on_another(case):
+    _, canvas, layers, eager = case
+    member = canvas.regions.member.double()
+    for r, seen in zip(layers, eager, strict=True):
+        mass = torch.einsum("bir,bhij,bjs->bhrs", member, seen.A, member)
+        close(r.fields["regions"], mass / member.sum(1)[:, None, :, None])
+
+
+def rolled_out(eager: list[Seen]) -> list[Tensor]:
+    """The product of ½A + ½I up to each layer, [batch, query, key]."""
+    total, products = torch.eye(T, dtype=torch.float64).expand(B, T, T), []
+    for seen in eager:
+        total = (0.5 * seen.A.mean(1) + 0.5 * torch.eye(T)) @ total
+        products.append(total)
+    return products
+
+
+def test_rollout_is_the_dense_product_pooled(case):
+    _, canvas, layers, eager = case
+    member = canvas.regions.member.double()
+    for r, product in zip(layers, rolled_out(eager), strict=True):
+        pooled = torch.einsum("bir,bij,bjs->brs", member, product, member) / member.sum(1)[..., None]
+        close(r.fields["rollout"], pooled)
+
+
+def test_residual_is_the_norm_of_what_enters_the_layer(case):
+    _, canvas, layers, eager = case
+    for r, seen in zip(layers, eager, strict=True):
+        norms = r.fields["residual"]
+        close(norms[canvas.valid], seen.hidden.norm(dim=-1)[canvas.valid])
+
+
+def test_predicting_rows_are_rows_of_the_matrix(case):
+    _, canvas, layers, eager = case
+    commits, member = commits_of(canvas), canvas.regions.member.double()
+    for r, seen in zip(layers, eager, strict=True):
+        rows = seen.A[commits.sample, :, commits.row]  # [commit, head, key]
+        close(r.fields["rows"], rows)
+        close(r.fields["row_regions"], torch.einsum("chj,cjs->chs", rows, member[commits.sample]))
+        for c in range(len(commits)):
+            for h in range(H):
+                best = sorted(range(T), key=lambda j: -rows[c, h, j])[:RANKS]
+                seen_ones = [j for j in best if rows[c, h, j] > 0]
+                assert r.fields["row_key"][c, h, : len(seen_ones)].tolist() == seen_ones
+                close(r.fields["row_mass"][c, h, : len(seen_ones)], rows[c, h, seen_ones])
+                assert not r.fields["row_mass"][c, h, len(seen_ones) :].nan_to_num().any()
+
+
+@pytest.mark.parametrize("kind", MASKS)
+def test_a_batch_leaves_what_its_samples_leave_alone(kind):
+    model, canvas = model_of(kind, seed=1), canvas_of(1)
+    together = watched(kind, model, canvas, Watch(keep="heads"))
+    for b, start in enumerate(START):
+        spans = Regions(canvas.regions.names, canvas.regions.member[b : b + 1, start:])
+        alone = CanvasState(canvas.tokens[b : b + 1, start:], canvas.states[b : b + 1, start:], 4, spans)
+        watcher = Watcher(Watch(keep="heads"))
+        with torch.no_grad(), into(model, watcher):
+            watcher.begin(alone)
+            model(**inputs(alone, kind))
+            single = watcher.finish()
+        for got, want in zip(together, single, strict=True):
+            for name in ("received_heads", "moments", "head_stats", "regions", "rollout", "residual"):
+                g, w = got.fields[name][b], want.fields[name][0]
+                g = g[..., start:] if "key" in FIELDS[name].axes else g
+                # The commits are known only in the batch: leave the predicting group out.
+                g, w = (x[:, :3] if name in ("received_heads", "moments") else x for x in (g, w))
+                torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("backend", ["blocked", "dense"])
+def test_backends_agree(backend):
+    model, canvas = model_of("causal"), canvas_of()
+    one, other = (watched("causal", model, canvas, Watch(keep="heads", backend=b)) for b in ("auto", backend))
+    for a, b in zip(one, other, strict=True):
+        for name in a.fields:
+            torch.testing.assert_close(a.fields[name].float(), b.fields[name].float(), rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+def test_chunks_of_layers_do_not_show(monkeypatch):
+    """Layers are summarised several at a time; one at a time gives the same."""
+    model, canvas = model_of("full"), canvas_of()
+    together = watched("full", model, canvas, Watch())
+    monkeypatch.setattr(watcher_module, "CHUNK_BYTES", 1)
+    for a, b in zip(together, watched("full", model, canvas, Watch()), strict=True):
+        assert a.fields.keys() == b.fields.keys()
+        for name in a.fields:
+            torch.testing.assert_close(a.fields[name], b.fields[name], equal_nan=True)
+
+
+def test_only_the_fields_asked_for_are_made():
+    model, canvas = model_of("full"), canvas_of()
+    layers = watched("full", model, canvas, Watch(fields=("received", "residual")))
+    assert [set(r.fields) for r in layers] == [{"received", "residual"}] * LAYERS
+
+
+# --- an autoregressive model, one row at a time -----------------------------------------------------------------------
+
+
+def cached(model: torch.nn.Module, canvas: CanvasState, prefill: int, watch: Watch) -> list[list[Reductions]]:
+    """Prefill, then a row a step, as `generate` does it; the layers of each step."""
+    watcher, steps, past = Watcher(watch), [], None
+    with torch.no_grad(), into(model, watcher):
+        for step, stop in enumerate(range(prefill, T + 1)):
+            start = 0 if past is None else stop - 1
+            member = canvas.regions.member[:, :stop]
+            now = CanvasState(
+                canvas.tokens[:, :stop], canvas.states[:, :stop], step, Regions(canvas.regions.names, member)
+            )
+            watcher.begin(now)
+            valid = now.valid.long()
+            places = (valid.cumsum(-1) - 1).clamp_min(0)[:, start:]
+            out = model(
+                input_ids=now.tokens[:, start:],
+                attention_mask=valid,
+                position_ids=places,
+                past_key_values=past,
+                use_cache=True,
+            )
+            past = out.past_key_values
+            steps.append(watcher.finish())
+    return steps
+
+
+@pytest.mark.parametrize("starts", [(0,), START])
+@pytest.mark.parametrize("seed", range(2))
+def test_cached_decoding_adds_up_to_one_forward_over_the_finished_sequence(starts, seed):
+    """Causal rows never change: the running sum of received attention, and rollout, are those of the whole."""
+    model, canvas = model_of("causal", seed), canvas_of(seed, starts)
+    fields = ("received_heads", "rollout", "head_stats", "residual")
+    steps = cached(model, canvas, 14, Watch(fields=fields))
+    watcher = Watcher(Watch(fields=fields))
+    with torch.no_grad(), into(model, watcher):
+        watcher.begin(canvas)
+        model(**inputs(canvas, "causal"))
+        whole = watcher.finish()
+    for i in range(LAYERS):
+        total = torch.zeros(len(starts), H, T)
+        for t, layers in enumerate(steps):
+            stop = 14 + t
+            rows = canvas.valid[:, :stop].sum(-1) if t == 0 else torch.ones(len(starts))
+            total[..., :stop] += layers[i].fields["received_heads"][:, :, 0] * rows[:, None, None]
+        mean = total / canvas.valid.sum(-1)[:, None, None]
+        torch.testing.assert_close(mean, whole[i].fields["received_heads"][:, :, 0], rtol=1e-4, atol=1e-5)
+        last = steps[-1][i].fields
+        torch.testing.assert_close(last["rollout"], whole[i].fields["rollout"], rtol=1e-4, atol=1e-5)
+        assert last["residual"][:, :-1].isnan().all()  # rows of earlier steps are not in this forward
+        torch.testing.assert_close(last["residual"][:, -1], whole[i].fields["residual"][:, -1], rtol=1e-4, atol=1e-5)
+
+
+def test_rollout_of_a_cached_step_is_that_of_the_prefix():
+    model, canvas = model_of("causal"), canvas_of()
+    steps = cached(model, canvas, 14, Watch(fields=("rollout",)))
+    for t in (0, 5):
+        stop = 14 + t
+        regions = Regions(canvas.regions.names, canvas.regions.member[:, :stop])
+        prefix = CanvasState(canvas.tokens[:, :stop], canvas.states[:, :stop], 0, regions)
+        watcher = Watcher(Watch(fields=("rollout",)))
+        with torch.no_grad(), into(model, watcher):
+            watcher.begin(prefix)
+            model(**inputs(prefix, "causal"))
+            whole = watcher.finish()
+        for got, want in zip(steps[t], whole, strict=True):
+            torch.testing.assert_close(got.fields["rollout"], want.fields["rollout"], equal_nan=True)
+
+
+def test_rollout_without_the_prefix_is_refused():
+    model, canvas = model_of("causal"), canvas_of(0, (0,))
+    with torch.no_grad():
+        past = model(input_ids=canvas.tokens[:, :-1], use_cache=True).past_key_values
+        watcher = Watcher(Watch(fields=("rollout",)))
+        with into(model, watcher), pytest.raises(UserError, match="rollout needs the whole prefix: start watching before"):
+            watcher.begin(canvas)
+            model(input_ids=canvas.tokens[:, -1:], past_key_values=past, use_cache=True)
+
+
+def test_two_commits_decided_by_one_row_count_it_twice():
+    """On a shifted model positions 0 and 1 are both decided by row 0; the group mean stays a mean."""
+    model, canvas = model_of("full"), canvas_of(0, (0,))
+    twice = torch.tensor([0, 0])
+    commits = Commits(twice, torch.tensor([0, 1]), twice, twice, torch.rand(2))
+    watcher = Watcher(Watch(fields=("received", "uniform", "rows")), rows=True)
+    with torch.no_grad(), into(model, watcher):
+        watcher.begin(canvas)
+        model(**inputs(canvas, "full"))
+        layers = watcher.finish(commits)
+    predicting = GROUPS.index("predicting")
+    for r in layers:
+        close(r.fields["received"][0, predicting], r.fields["rows"].double().mean((0, 1)))
+        assert math.isclose(float(r.fields["received"][0, predicting].sum()), 1.0, abs_tol=1e-4)
+
+
+def test_without_rows_held_the_predicting_group_is_unknown():
+    """Never 0, which would be a measurement."""
+    model, canvas = model_of("full"), canvas_of()
+    watcher = Watcher(Watch(fields=("received", "uniform")))
+    with torch.no_grad(), into(model, watcher):
+        watcher.begin(canvas)
+        model(**inputs(canvas, "full"))
+        layers = watcher.finish(commits_of(canvas))
+    assert layers[0].fields["received"][:, GROUPS.index("predicting")].isnan().all()
+    assert layers[0].fields["uniform"][:, GROUPS.index("predicting")].isnan().all()
+
+
+def test_finish_without_begin_is_refused():
+    with pytest.raises(UserError, match=r"finish\(\) without begin\(\): no forward is being watched"):
+        Watcher(Watch()).finish()
+
+
+def test_a_canvas_of_another_length_is_refused_by_layer_name():
+    model, canvas = model_of("full"), canvas_of()
+    watcher = Watcher(Watch())
+    longer = replace(canvas, tokens=canvas.tokens.repeat(1, 2), states=canvas.states.repeat(1, 2), regions=Regions())
+    with torch.no_grad(), into(model, watcher):
+        watcher.begin(longer)
+        with pytest.raises(UserError, match=r"layer 'model\.layers\.0\.self_attn' attends over 26 keys but the canvas has 52"):
+            model(**inputs(canvas, "full"))

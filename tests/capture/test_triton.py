@@ -1,0 +1,37 @@
+"""The Triton kernels equal float64, in the interpreter: full, causal, padding, rectangular, GQA, many groups, carry."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from triton_cases import COLUMNS, PRIMITIVE
+
+HERE = Path(__file__).parent
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+
+
+@pytest.fixture(scope="module")
+def errors():
+    path = os.pathsep.join([str(HERE), str(HERE.parents[1] / "src"), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, HERE / "triton_cases.py"],
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("case", [*PRIMITIVE, *COLUMNS])
+def test_the_kernel_equals_float64(errors, case):
+    limits = {"carried": 1e-5}  # sums in fixed point, 6e-8 a step
+    assert {what: error for what, error in errors[case].items() if not error <= limits.get(what, 3e-6)} == {}
