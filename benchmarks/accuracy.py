@@ -76,7 +76,10 @@ def main() -> None:
         for causal in (False, True):
             backend, normwise, per_key = worst(device, dtype, causal)
             mask = "causal" if causal else "full"
-            print(f"| {str(dtype).removeprefix('torch.')} | {mask} | {backend} | {normwise:.1e} | {per_key:.1e} |", flush=True)
+            print(
+                f"| {str(dtype).removeprefix('torch.')} | {mask} | {backend} | {normwise:.1e} | {per_key:.1e} |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ _HOME = {
     "open_run": "trace",
 }
 
-__all__ = sorted(_HOME)  # noqa: PLE0605
+__all__ = sorted(_HOME)
 
 if TYPE_CHECKING:
     from floatscope.api import Decoded, decode, watch

@@ -1,11 +1,11 @@
 """The public verbs: decode under watch, and watch somebody else's code. Glue between the rooms, no logic of its own.
 
-    out = decode(model, [prompt_ids], new_tokens=16, steps=16, watch=Watch())
-    out.traces[0].plot()
+out = decode(model, [prompt_ids], new_tokens=16, steps=16, watch=Watch())
+out.traces[0].plot()
 
-    with watch(any_module, mask_id=103) as seen:
-        any_module.generate(...)
-    seen.traces
+with watch(any_module, mask_id=103) as seen:
+    any_module.generate(...)
+seen.traces
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ def decode(
         raise UserError(f"{model.spec.name} has no mask token: it cannot denoise")
     canvas = _to(canvas_of(prompts, new_tokens, model.spec.mask_id, regions=regions), model.device)
     names = [str(i) for i in range(len(prompts))] if samples is None else list(samples)
+    if len(names) != len(prompts):
+        raise UserError(f"{len(names)} sample names for {len(prompts)} prompts; give one for each")
     go = {"mask_id": model.spec.mask_id, "steps": steps, "shift": model.spec.shift}
     done: list[Step] = []
     with torch.inference_mode():
@@ -78,7 +80,7 @@ def decode(
 
 
 class Seen:
-    """What a `watch` block saw: a step per forward, a trace per sequence of the batch."""
+    """What a `watch` block saw: a step per forward, a trace per sequence; another prompt begins another sequence."""
 
     def __init__(self, watcher: Watcher, mask_id: int | None) -> None:
         self.watcher, self.mask_id = watcher, mask_id
@@ -111,7 +113,9 @@ class Seen:
             )
         if self._before is None:
             names = [f"{len(self._recorders)}.{b}" for b in range(len(self._now.tokens))]
-            self._recorders.append(_recorder(names, self.watcher, {"rows": "cache" if self._cached else "all"}))
+            self._recorders.append(_recorder(names, self.watcher, {"rows": "all"}))
+        if self._cached:
+            self._recorders[-1].meta["rows"] = "cache"
         self._recorders[-1].add(Step(self._now, self._now, Commits.none()), layers, self.watcher.layer_visibility)
         self._before = self._now
 
@@ -124,10 +128,10 @@ class Seen:
             ids = torch.full(embeds.shape[:2], -1, device=embeds.device)
         past = kwargs.get("past_key_values")
         cached = int(past.get_seq_length()) if past is not None and hasattr(past, "get_seq_length") else 0
-        self._cached = past is not None or bool(kwargs.get("use_cache"))
+        self._cached = past is not None
+        if self._before is not None and not _continues(self._before, ids, cached):
+            self._before = None
         before = self._before
-        if before is None or len(before.tokens) != len(ids) or before.tokens.shape[1] > cached + ids.shape[1]:
-            self._before = before = None
         if cached:
             head = ids.new_full((len(ids), cached), -1) if before is None else before.tokens[:, :cached]
             ids = torch.cat([head, ids], 1)
@@ -150,7 +154,8 @@ def watch(module: nn.Module | Model, *, mask_id: int | None = None, **settings: 
     """Watch every forward of `module` inside the block; settings are those of `Watch`.
 
     Nothing else is needed of the code in the block: it may be transformers' `generate()` or a sampler of your own.
-    `mask_id` tells masked positions from the others. Commits are not known here, so there is no predicting group.
+    `mask_id` tells masked positions from the others, and so a step of denoising from a new prompt. Commits are not known
+    here, so there is no predicting group.
     """
     if isinstance(module, Model):
         module, mask_id = module.module, module.spec.mask_id if mask_id is None else mask_id
@@ -167,6 +172,15 @@ def watch(module: nn.Module | Model, *, mask_id: int | None = None, **settings: 
         finally:
             for handle in root:
                 handle.remove()
+
+
+def _continues(before: CanvasState, ids: Tensor, cached: int) -> bool:
+    """Whether a forward goes on with the sequences of the one before: as many, no shorter, their prompts unchanged."""
+    n = before.tokens.shape[1]
+    if len(before.tokens) != len(ids) or n > cached + ids.shape[1]:
+        return False
+    prompt = before.states == State.PROMPT
+    return bool(cached) or bool((before.tokens == ids[:, :n])[prompt].all())
 
 
 def _recorder(samples: Sequence[str], watcher: Watcher, meta: Mapping[str, Any]) -> Recorder:

@@ -41,7 +41,9 @@ class Regions:
     def __post_init__(self) -> None:
         width = 0 if self.member is None else self.member.shape[-1]
         if width != len(self.names):
-            raise UserError(f"{len(self.names)} region names for {width} columns of membership; give one name per column")
+            raise UserError(
+                f"{len(self.names)} region names for {width} columns of membership; give one name per column"
+            )
         if len(set(self.names)) != len(self.names):
             raise UserError(f"region names must differ, got {', '.join(self.names)}")
 

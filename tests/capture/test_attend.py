@@ -100,7 +100,9 @@ def test_cached_queries_see_the_whole_prefix(queries):
     """SDPA's own is_causal would align them with key 0."""
     m = mask("causal", 2, 12, 12)
     whole = call_of(m)
-    last = Attention(whole.query[:, :, -queries:], whole.key, whole.value, Visibility.causal(queries, 12), whole.scaling)
+    last = Attention(
+        whole.query[:, :, -queries:], whole.key, whole.value, Visibility.causal(queries, 12), whole.scaling
+    )
     torch.testing.assert_close(attend(last).output, attend(whole).output[:, :, -queries:])
 
 

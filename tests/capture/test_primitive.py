@@ -218,7 +218,9 @@ def test_row_mean_turns_entropies_into_the_mean_of_normalised_ones():
 
 
 def test_an_unknown_backend_names_the_ones_there_are():
-    with pytest.raises(UserError, match=r"unknown backend 'blokced' \(did you mean 'blocked'\?\); allowed: auto, triton"):
+    with pytest.raises(
+        UserError, match=r"unknown backend 'blokced' \(did you mean 'blocked'\?\); allowed: auto, triton"
+    ):
         backend_for(call_of(mask("full")), wanted="blokced")
 
 

@@ -339,7 +339,9 @@ def test_backends_agree(backend):
     one, other = (watched("causal", model, canvas, Watch(keep="heads", backend=b)) for b in ("auto", backend))
     for a, b in zip(one, other, strict=True):
         for name in a.fields:
-            torch.testing.assert_close(a.fields[name].float(), b.fields[name].float(), rtol=1e-4, atol=1e-5, equal_nan=True)
+            torch.testing.assert_close(
+                a.fields[name].float(), b.fields[name].float(), rtol=1e-4, atol=1e-5, equal_nan=True
+            )
 
 
 def test_chunks_of_layers_do_not_show(monkeypatch):
@@ -434,7 +436,10 @@ def test_rollout_without_the_prefix_is_refused():
     with torch.no_grad():
         past = model(input_ids=canvas.tokens[:, :-1], use_cache=True).past_key_values
         watcher = Watcher(Watch(fields=("rollout",)))
-        with into(model, watcher), pytest.raises(UserError, match="rollout needs the whole prefix: start watching before"):
+        with (
+            into(model, watcher),
+            pytest.raises(UserError, match="rollout needs the whole prefix: start watching before"),
+        ):
             watcher.begin(canvas)
             model(input_ids=canvas.tokens[:, -1:], past_key_values=past, use_cache=True)
 
@@ -442,6 +447,7 @@ def test_rollout_without_the_prefix_is_refused():
 def test_two_commits_decided_by_one_row_count_it_twice():
     """On a shifted model positions 0 and 1 are both decided by row 0; the group mean stays a mean."""
     model, canvas = model_of("full"), canvas_of(0, (0,))
+    canvas.states[:, :2] = int(State.MASKED)
     twice = torch.tensor([0, 0])
     commits = Commits(twice, torch.tensor([0, 1]), twice, twice, torch.rand(2))
     watcher = Watcher(Watch(fields=("received", "uniform", "rows")), rows=True)
@@ -453,6 +459,19 @@ def test_two_commits_decided_by_one_row_count_it_twice():
     for r in layers:
         close(r.fields["received"][0, predicting], r.fields["rows"].double().mean((0, 1)))
         assert math.isclose(float(r.fields["received"][0, predicting].sum()), 1.0, abs_tol=1e-4)
+
+
+def test_a_commit_where_nothing_was_masked_is_a_bug_of_the_sampler():
+    model, canvas = model_of("full"), canvas_of(0, (0,))
+    canvas.states[:, :-2] = int(State.PROMPT)
+    canvas.states[:, -2:] = int(State.MASKED)
+    first = torch.tensor([0])
+    watcher = Watcher(Watch(), rows=True)
+    with torch.no_grad(), into(model, watcher):
+        watcher.begin(canvas)
+        model(**inputs(canvas, "full"))
+        with pytest.raises(ValueError, match="row 0 decided a commit, but no position it decides was masked"):
+            watcher.finish(Commits(first, first, first, first, torch.rand(1)))
 
 
 def test_without_rows_held_the_predicting_group_is_unknown():
@@ -478,5 +497,7 @@ def test_a_canvas_of_another_length_is_refused_by_layer_name():
     longer = replace(canvas, tokens=canvas.tokens.repeat(1, 2), states=canvas.states.repeat(1, 2), regions=Regions())
     with torch.no_grad(), into(model, watcher):
         watcher.begin(longer)
-        with pytest.raises(UserError, match=r"layer 'model\.layers\.0\.self_attn' attends over 26 keys but the canvas has 52"):
+        with pytest.raises(
+            UserError, match=r"layer 'model\.layers\.0\.self_attn' attends over 26 keys but the canvas has 52"
+        ):
             model(**inputs(canvas, "full"))

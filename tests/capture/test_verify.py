@@ -122,7 +122,9 @@ def test_nan_is_a_mismatch(model, monkeypatch, what):
 def test_without_verify_a_foreign_log_sum_exp_still_shows(model, monkeypatch):
     """Rows of softmax sum to 1; that costs nothing to check at every step."""
     lie(monkeypatch, "attend", lambda honest, call: replace(honest(call), lse=honest(call).lse + 0.1))
-    with pytest.raises(fs.UserError, match=r"at layer 0 \('model\.layers\.0\.self_attn'\), head 0, step 0, sample 0: rows sum"):
+    with pytest.raises(
+        fs.UserError, match=r"at layer 0 \('model\.layers\.0\.self_attn'\), head 0, step 0, sample 0: rows sum"
+    ):
         run(model)
 
 

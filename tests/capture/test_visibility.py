@@ -156,7 +156,9 @@ def test_padding_that_pads_nothing_is_none():
 
 def test_a_float_mask_of_zeros_and_ones_is_refused():
     tril = torch.ones(1, 1, 5, 5).tril()
-    with pytest.raises(UserError, match=r"floating point but holds only 0 and 1.*pass mask\.bool\(\), or 0 for visible"):
+    with pytest.raises(
+        UserError, match=r"floating point but holds only 0 and 1.*pass mask\.bool\(\), or 0 for visible"
+    ):
         Visibility.by_mask(tril, 5, 5)
     Visibility.by_mask(torch.zeros(5, 5), 5, 5)  # all zeros adds nothing: fine
     Visibility.by_mask(torch.where(tril.bool(), 0.0, -torch.inf), 5, 5)

@@ -173,7 +173,9 @@ def test_half_precision_gives_the_same_bits(name, dtype, ids):
         assert torch.equal(logits(model, ids), before)
 
 
-@pytest.mark.parametrize("make", [INTERFACE["llama"], lambda: Nano(lambda q, k, v: F.scaled_dot_product_attention(q, k, v))])
+@pytest.mark.parametrize(
+    "make", [INTERFACE["llama"], lambda: Nano(lambda q, k, v: F.scaled_dot_product_attention(q, k, v))]
+)
 def test_autocast_is_followed(make, ids):
     model = built(make)
     with torch.autocast("cpu", torch.bfloat16):
@@ -383,7 +385,9 @@ def test_three_dimensional_queries_are_the_heads_of_one_sequence(ids):
     assert seen.traces[0].arrays["top_key"].shape[2] == 4  # heads
 
 
-@pytest.mark.xfail(strict=True, reason="watcher: a batch other than the canvas's is not checked; a RuntimeError escapes")
+@pytest.mark.xfail(
+    strict=True, reason="watcher: a batch other than the canvas's is not checked; a RuntimeError escapes"
+)
 def test_batch_and_heads_in_one_axis_are_refused(ids):
     def folded(q, k, v):
         return F.scaled_dot_product_attention(*(x.flatten(0, 1) for x in (q, k, v))).unflatten(0, q.shape[:2])
@@ -409,7 +413,9 @@ def test_a_rectangular_causal_mask_is_aligned_with_key_zero(ids):
         assert torch.equal(matrix[0, 0, 0, -5:] > 0, torch.ones(5, T).tril().bool())
 
 
-@pytest.mark.xfail(strict=True, reason="watcher: the residual is padded by keys - queries, though its rows are all there")
+@pytest.mark.xfail(
+    strict=True, reason="watcher: the residual is padded by keys - queries, though its rows are all there"
+)
 def test_fewer_queries_than_positions_leave_the_residual_alone(ids):
     model = built(lambda: Nano(last_five))
     with fs.watch(model, fields=("residual",)) as seen:
@@ -419,7 +425,10 @@ def test_fewer_queries_than_positions_leave_the_residual_alone(ids):
 
 def test_five_dimensional_queries_are_refused(ids):
     model = built(lambda: Nano(lambda q, k, v: F.scaled_dot_product_attention(q[None], k[None], v[None])[0]))
-    with fs.watch(model), pytest.raises(fs.UserError, match=r"layer 'h\.0\.attn' attends with queries of shape \(1, 3, 4,"):
+    with (
+        fs.watch(model),
+        pytest.raises(fs.UserError, match=r"layer 'h\.0\.attn' attends with queries of shape \(1, 3, 4,"),
+    ):
         logits(model, ids)
 
 
@@ -464,7 +473,9 @@ def test_the_output_norm_is_that_of_the_projected_value(name):
         got = torch.tensor(trace.arrays["top"])[0, i, :, 0, :, trace.coords["top_stat"].index("output_norm")]
         seen_keys = key >= 0
         assert seen_keys.any()
-        torch.testing.assert_close(got.float()[seen_keys], want.gather(1, key.clamp_min(0))[seen_keys], rtol=2e-3, atol=2e-3)
+        torch.testing.assert_close(
+            got.float()[seen_keys], want.gather(1, key.clamp_min(0))[seen_keys], rtol=2e-3, atol=2e-3
+        )
 
 
 def test_a_projection_of_another_shape_is_not_taken_for_the_output(ids):
@@ -476,7 +487,9 @@ def test_a_projection_of_another_shape_is_not_taken_for_the_output(ids):
     model = built(lambda: Nano(F.scaled_dot_product_attention))
     model.h[0].attn = Misnamed(F.scaled_dot_product_attention)
     del model.h[1].attn.c_proj
-    model.h[1].attn.forward = lambda x: x + 0 * F.scaled_dot_product_attention(*[x.view(3, T, 4, 8).transpose(1, 2)] * 3).sum()
+    model.h[1].attn.forward = lambda x: (
+        x + 0 * F.scaled_dot_product_attention(*[x.view(3, T, 4, 8).transpose(1, 2)] * 3).sum()
+    )
     with fs.watch(model, fields=("moments",)) as seen:
         logits(model, ids)
     trace = seen.traces[0]
@@ -542,7 +555,9 @@ def test_a_model_without_attention_is_refused(ids):
 
 def test_an_encoder_decoder_is_refused_and_its_encoder_is_not(ids):
     sizes = {"encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
-    model = built(lambda: BartModel(BartConfig(vocab_size=50, d_model=32, encoder_ffn_dim=40, decoder_ffn_dim=40, **sizes)))
+    model = built(
+        lambda: BartModel(BartConfig(vocab_size=50, d_model=32, encoder_ffn_dim=40, decoder_ffn_dim=40, **sizes))
+    )
     assert "BartModel is an encoder-decoder" in refusal(model, ids)
     with fs.watch(model.encoder, verify=True) as seen:
         logits(model.encoder, ids)
@@ -578,7 +593,9 @@ def test_nan_in_the_scores_names_layer_head_and_step(value, padded, ids, padding
     with fs.watch(model), pytest.raises(fs.UserError) as error:
         logits(model, ids, **kwargs)
     said = str(error.value)
-    assert "NaN or inf in the attention scores at layer 1 ('model.layers.1.self_attn'), head 2, step 0, sample 0" in said
+    assert (
+        "NaN or inf in the attention scores at layer 1 ('model.layers.1.self_attn'), head 2, step 0, sample 0" in said
+    )
 
 
 def test_nan_in_the_padding_is_nobodys_business(ids, padding):

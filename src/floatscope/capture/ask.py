@@ -53,6 +53,8 @@ class Received:
     received: Float[Tensor, "batch head group key"]
     entropy: Float[Tensor, "batch head"] | None
     carried: Float[Tensor, "batch query column"] | None
+    mass: Float[Tensor, "batch head"] | None = None
+    """What the rows of the first group summed to under the kernel's log-sum-exp, if rounding was then divided out."""
 
 
 def row_mean(valid: Bool[Tensor, "batch query"], seen: Float[Tensor, "b query"]) -> Float[Tensor, "batch query"]:

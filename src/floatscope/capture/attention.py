@@ -112,7 +112,7 @@ def _expanded(see: Visibility, rows: slice, keys: slice, like: Tensor) -> Tensor
     additive = see.mask is not None and see.mask.is_floating_point()
     own = see.mask[:, :, rows, keys] if see.mask is not None and additive else like.new_zeros(())
     if additive and see.valid is None:
-        return own
+        return own.clone() if own.is_cuda else own  # CUDA kernels read masks from an aligned start
     seen = see.allowed(rows, keys, like.device)
     return None if seen is None else torch.where(seen, own, -torch.inf)
 
@@ -129,9 +129,8 @@ def _kernel(call: Attention, mask: Tensor | None, causal: bool) -> Attended:
         return Attended(out, lse)
     if q.is_cuda and mask is None and q.shape[-1] == v.shape[-1] and q.shape[-1] % 8 == 0:
         if choice == CUDNN:
-            out, lse = aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal, False, scale=scale)[
-                :2
-            ]
+            ran = aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal, False, scale=scale)
+            out, lse = ran[:2]
             return Attended(out, lse.reshape(out.shape[:3]))
         if choice == FLASH:
             out, lse = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)[:2]

@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from floatscope.capture.attention import Attention
 from floatscope.capture.ask import Ask, Received
+from floatscope.capture.attention import Attention
 from floatscope.capture.visibility import HIDDEN
 
 LOG2E = 1.4426950408889634
@@ -26,29 +26,20 @@ CPU_BLOCK, CUDA_BLOCK = 2**19, 2**26  # elements
 
 @dataclass(frozen=True)
 class Block:
-    """Probabilities of some rows of some heads: p = 2^x on the keys of `keys`; every other key has probability 0."""
+    """Probabilities of some rows of some heads, on the keys of `keys`; every other key has probability 0."""
 
     batch: slice
     heads: slice
     rows: slice
     keys: slice
     p: Float[Tensor, "b h rows keys"]
-    x: Float[Tensor, "b h rows keys"]  # log2 of p
 
 
 def blocks(call: Attention, lse: Tensor | None) -> Iterator[Block]:
-    """All of A, a block at a time, in fp32. Buffers are reused: copy what should outlive the iteration."""
-    for batch, rows, keys, one in call.samples():
-        if one.visible.queries == 0 or one.visible.keys == 0:
-            continue
-        part = None if lse is None else lse[batch, :, rows]
-        for block in _unpadded(one, part):
-            yield replace(
-                block,
-                batch=_shift(block.batch, batch.start),
-                rows=_shift(block.rows, rows.start),
-                keys=_shift(block.keys, keys.start),
-            )
+    """All of A, a block at a time, in fp32."""
+    for at, _, total in _powers(call, lse):
+        at.p.div_(total)
+        yield at
 
 
 def receive(call: Attention, lse: Tensor | None, ask: Ask, carry: Tensor | None = None) -> Received:
@@ -58,15 +49,19 @@ def receive(call: Attention, lse: Tensor | None, ask: Ask, carry: Tensor | None 
     received = weights.new_zeros(B, H, G, K)
     entropy = None if ask.entropy is None else weights.new_zeros(B, H)
     carried = None if carry is None else weights.new_zeros(B, Q, carry.shape[-1])
-    for at in blocks(call, lse):
-        w = weights[at.batch, None, :, at.rows].expand(-1, at.p.shape[1], -1, -1)  # [b, h, g, rows]
+    mass = None if lse is None else weights.new_zeros(B, H)
+    for at, x, total in _powers(call, lse):  # rows sum to `total`: what is added up is divided, not the block
+        w = weights[at.batch, None, :, at.rows] / total.transpose(-1, -2)  # [b, h, g, rows]
         received[at.batch, at.heads, :, at.keys] += w @ at.p
-        if carried is not None:
-            carried[at.batch, at.rows] += (at.p @ carry[at.batch, None, at.keys]).sum(1)
+        if carried is not None and carry is not None:
+            carried[at.batch, at.rows] += ((at.p @ carry[at.batch, None, at.keys]) / total).sum(1)
         if entropy is not None and ask.entropy is not None:
-            row_entropy = at.x.mul_(at.p).sum(-1)  # [b, h, rows], in bits and negative
-            entropy[at.batch, at.heads] -= (row_entropy * ask.entropy[at.batch, None, at.rows]).sum(-1) * LN2
-    return Received(received, entropy, None if carried is None else carried / H)
+            mean_x = x.mul_(at.p).sum(-1, keepdim=True) / total  # [b, h, rows, 1]
+            bits = (total.log2() - mean_x)[..., 0] * ask.entropy[at.batch, None, at.rows]
+            entropy[at.batch, at.heads] += bits.sum(-1) * LN2
+        if mass is not None:
+            mass[at.batch, at.heads] += (total[..., 0] * weights[at.batch, :1, at.rows]).sum(-1)
+    return Received(received, entropy, None if carried is None else carried / H, mass)
 
 
 def rows(call: Attention, sample: Tensor, row: Tensor) -> Float[Tensor, "chosen head key"]:
@@ -94,16 +89,27 @@ def rows(call: Attention, sample: Tensor, row: Tensor) -> Float[Tensor, "chosen 
     return out
 
 
-def _unpadded(call: Attention, lse: Tensor | None) -> Iterator[Block]:
+def _powers(call: Attention, lse: Tensor | None) -> Iterator[tuple[Block, Tensor, Tensor]]:
+    """Blocks of 2^x, with x and the sum of each row: 1 but for the rounding of `lse`, which the caller divides out."""
+    for batch, rows, keys, one in call.samples():
+        if one.visible.queries == 0 or one.visible.keys == 0:
+            continue
+        part = None if lse is None else lse[batch, :, rows]
+        for at, x, total in _unpadded(one, part):
+            moved = replace(
+                at,
+                batch=_shift(at.batch, batch.start),
+                rows=_shift(at.rows, rows.start),
+                keys=_shift(at.keys, keys.start),
+            )
+            yield moved, x, total
+
+
+def _unpadded(call: Attention, lse: Tensor | None) -> Iterator[tuple[Block, Tensor, Tensor]]:
     see, rep = call.visible, call.repeats
-    B, H, Q, D = call.query.shape
+    B, _, Q, _ = call.query.shape
     KV = call.key.shape[1]
-    if call.query.device.type == "cpu":
-        n_rows = max(16, min(128, CPU_BLOCK // (2 * rep * see.keys)))
-        budget = CPU_BLOCK
-    else:
-        n_rows, budget = max(16, min(1024, CUDA_BLOCK // (rep * see.keys))), CUDA_BLOCK
-    n_kv = max(1, min(KV, budget // (n_rows * rep * see.keys)))
+    n_rows, n_kv = _block_size(call)
     query = (call.query.float() * (call.scaling * LOG2E)).unflatten(1, (KV, rep))  # [b, kv, rep, q, d]
     key = call.key.float()
     if lse is not None:
@@ -114,16 +120,30 @@ def _unpadded(call: Attention, lse: Tensor | None) -> Iterator[Block]:
     with _full_precision(call.query):
         for b in range(B):
             for kv in range(0, KV, n_kv):
-                heads = slice(kv, min(kv + n_kv, KV))
+                group = slice(kv, min(kv + n_kv, KV))
+                heads = slice(group.start * rep, group.stop * rep)
                 for i in range(0, Q, n_rows):
                     rows = slice(i, min(i + n_rows, Q))
                     keys = see.span(rows)
-                    q = query[b, heads, :, rows].flatten(1, 2)  # [n, rep * rows, d]
-                    x = torch.bmm(q, key[b, heads, :, keys]).unflatten(1, (rep, -1)).flatten(0, 1)  # [h, rows, k]
-                    x = _masked(call, x[None], b, slice(kv * rep, heads.stop * rep), rows, keys)
+                    q = query[b, group, :, rows].flatten(1, 2)  # [n, rep * rows, d]
+                    x = torch.bmm(q, key[b, group, :, keys]).unflatten(1, (rep, -1)).flatten(0, 1)  # [h, rows, k]
+                    x = _masked(call, x[None], b, heads, rows, keys)
                     if lse is None:
-                        x = x - _log2_sum(x)
-                    yield Block(slice(b, b + 1), slice(kv * rep, heads.stop * rep), rows, keys, torch.exp2(x), x)
+                        x = x - x.amax(-1, keepdim=True).clamp_min(HIDDEN / 2)
+                    p = torch.exp2(x)
+                    total = p.sum(-1, keepdim=True)
+                    total = total.masked_fill(total == 0, 1.0) if not see.plain else total  # a row that sees nothing
+                    yield Block(slice(b, b + 1), heads, rows, keys, p), x, total
+
+
+def _block_size(call: Attention) -> tuple[int, int]:
+    """Rows and KV heads of a block."""
+    width, KV = call.repeats * call.visible.keys, call.key.shape[1]
+    if call.query.device.type == "cpu":
+        rows, budget = max(16, min(128, CPU_BLOCK // (2 * width))), CPU_BLOCK
+    else:
+        rows, budget = max(16, min(1024, CUDA_BLOCK // width)), CUDA_BLOCK
+    return rows, max(1, min(KV, budget // (rows * width)))
 
 
 def _masked(call: Attention, x: Tensor, b: int, heads: slice, rows: slice, keys: slice) -> Tensor:
@@ -134,12 +154,6 @@ def _masked(call: Attention, x: Tensor, b: int, heads: slice, rows: slice, keys:
     if (seen := see.allowed(rows, keys, x.device)) is not None:
         x = x.masked_fill(~_of(seen, b)[:, per_head], HIDDEN)
     return x
-
-
-def _log2_sum(x: Tensor) -> Tensor:
-    """log2 Σ 2^x along the keys, kept as an axis; 0 for a row that sees nothing, so that its x stays HIDDEN."""
-    total = torch.logsumexp(x * LN2, -1, keepdim=True) * LOG2E
-    return total.masked_fill(total < HIDDEN / 2, 0.0)
 
 
 def _of(mask: Tensor, b: int) -> Tensor:

@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from floatscope.capture.attention import Attention
 from floatscope.capture.ask import Ask, Received
+from floatscope.capture.attention import Attention
 
 
 def matrix(call: Attention) -> Float[Tensor, "batch head query key"]:

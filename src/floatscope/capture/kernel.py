@@ -21,8 +21,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from floatscope.capture.attention import Attention
 from floatscope.capture.ask import TILE, Ask, Received
+from floatscope.capture.attention import Attention
 from floatscope.errors import UserError
 
 try:

@@ -51,7 +51,8 @@ class Plan:
             return Expected(F.pad(g.count, (0, 1)), _one_more(g.uniform, torch.nan), _one_more(g.eligible, False))
         weights = torch.zeros_like(self.groups[..., :1])
         sample, row = commits.sample.to(weights.device), commits.row.to(weights.device)
-        weights[sample, row - (see.keys - see.queries), 0] = 1.0
+        at = (sample, row - (see.keys - see.queries), torch.zeros_like(row))
+        weights.index_put_(at, weights.new_ones(()), accumulate=True)  # a row that decided two commits counts twice
         more = expectation(see, weights)
         return Expected(
             torch.cat([g.count, more.count], 1),

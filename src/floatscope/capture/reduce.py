@@ -27,6 +27,7 @@ class Raw:
     plan: int  # which of the step's plans
     half: bool  # the model's type has 8 or 11 bits
     received: Float[Tensor, "batch head group key"]
+    mass: Float[Tensor, "batch head"] | None  # of group `all`; None: the sum of `received`
     regions: Float[Tensor, "batch head all key_region"] | None  # rows: the groups, then the regions
     entropy: Float[Tensor, "batch head"] | None
     columns: Columns | None

@@ -305,7 +305,9 @@ class Visibility:
         return seen
 
     def _row_blocks(self) -> list[slice]:
-        batch = max(self.batch, 1 if self.valid is None else len(self.valid), 1 if self.mask is None else len(self.mask))
+        batch = max(
+            self.batch, 1 if self.valid is None else len(self.valid), 1 if self.mask is None else len(self.mask)
+        )
         heads = 1 if self.mask is None else self.mask.shape[1]
         step = max(1, EXPANDED // max(1, self.keys * batch * heads))
         return [slice(i, min(i + step, self.queries)) for i in range(0, self.queries, step)]

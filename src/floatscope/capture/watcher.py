@@ -38,6 +38,8 @@ from floatscope.values import CanvasState, Commits, Reductions
 
 CHUNK_BYTES = 2**26
 """Layers are summarised together up to this much received attention at a time: few launches, bounded memory."""
+SLICE_BYTES = 2**23
+"""A slice keeps the columns of the regions alive with it; above this size it is copied and they are freed."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,8 @@ class Watcher:
             raise UserError("finish() without begin(): no forward is being watched")
         self._canvas = None
         commits = Commits.none() if commits is None or not self.rows else commits
+        if len(commits) and int(commits.row.min()) < self._first_row:
+            raise ValueError(f"row {int(commits.row.min())} decided a commit, but no position it decides was masked")
         with torch.no_grad():
             expected = [plan.expected(commits) for plan in self._plans]
             predicted = [blocked.rows(call, commits.sample, _row(commits, call)) for call in self._held]
@@ -170,7 +174,10 @@ class Watcher:
             look = column_kernel.columns if column_kernel.serves(call) else columns
             cols = look(call, output, plan.rows, layer.gram())
         half = call.query.dtype in (torch.float16, torch.bfloat16)
-        self._raws.append(Raw(at, half, got.received[:, :, :groups], regions, got.entropy, cols))
+        received = got.received[:, :, :groups]
+        if got.received.nbytes > SLICE_BYTES:
+            received = received.clone()
+        self._raws.append(Raw(at, half, received, got.mass, regions, got.entropy, cols))
         if self.rows:
             first = self._first_row - (see.keys - see.queries)
             q, visible = call.query[:, :, max(0, first) :].clone(), see.rows_from(max(0, first))
@@ -234,7 +241,8 @@ class Watcher:
         """Rows of softmax sum to 1: the cheapest proof that the log-sum-exp belongs to these scores. One sync a step."""
         if not self._raws:
             return
-        totals = torch.stack([raw.received[:, :, 0] for raw in self._raws]).sum(-1)  # [layer, batch, head]
+        masses = [raw.received[:, :, 0].sum(-1) if raw.mass is None else raw.mass for raw in self._raws]
+        totals = torch.stack(masses)  # [layer, batch, head]
         count = torch.stack([plan.groups[..., 0].sum(1, keepdim=True) for plan in self._plans])[self.layer_visibility]
         error = (totals / count.clamp_min(1) - 1).abs()
         limit = 2e-2 if self._raws[0].half else 1e-3

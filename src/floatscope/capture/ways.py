@@ -15,7 +15,6 @@ import inspect
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -64,8 +63,8 @@ def _watched(module: nn.Module, watcher: Watcher, stack: bool) -> Iterator[Sites
     if any(part in _watchers for part in module.modules()):
         raise UserError("this model is being watched already; leave the other `watch` block first")
     parts = list(module.modules())
-    with _sites(module, stack) as sites:
-        _watchers.update({part: (watcher, sites) for part in parts})
+    with _sites(module, watcher, stack) as sites:
+        _watchers.update(dict.fromkeys(parts, (watcher, sites)))
         try:
             yield sites
         finally:

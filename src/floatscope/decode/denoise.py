@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from floatscope.decode.step import Step
@@ -39,6 +39,12 @@ def canvas_of(
         tokens[b, start : start + len(prompt)] = torch.tensor(prompt, dtype=torch.long)
         states[b, start:] = State.PROMPT
         states[b, start:][tokens[b, start:] == mask_id] = State.MASKED  # a mask in the prompt is infilling
+    if regions is not None and regions.member is not None and regions.member.shape[:2] != tokens.shape:
+        given, canvases = tuple(regions.member.shape), tuple(tokens.shape)
+        raise UserError(
+            f"the regions are for {given[0]} canvases of {given[1]} positions, and there are {canvases[0]} of {canvases[1]}:"
+            " count them over prompt and new tokens, from the first position of the left-padded batch"
+        )
     return CanvasState(tokens, states, regions=Regions() if regions is None else regions)
 
 
@@ -60,13 +66,20 @@ def denoise(forward: Forward, canvas: CanvasState, *, mask_id: int, steps: int, 
 
 
 def _most_confident(logits: Tensor, canvas: CanvasState, share: Tensor, shift: bool) -> Commits:
+    rows = _predicting_rows(canvas, shift)
     if shift:
-        logits = torch.cat([logits[:, :1], logits[:, :-1]], 1)
+        logits = logits[torch.arange(len(rows), device=rows.device)[:, None], rows]
     confidence, token = logits.float().softmax(-1).max(-1)
     ranked = torch.where(canvas.masked, confidence, -1.0).sort(dim=-1, descending=True, stable=True).indices
     share = share.minimum(canvas.masked.sum(-1))
     picked = torch.arange(ranked.shape[1], device=ranked.device) < share[:, None]
     sample, rank = picked.nonzero(as_tuple=True)
     position = ranked[sample, rank]
-    row = (position - 1).clamp_min(0) if shift else position
-    return Commits(sample, position, row, token[sample, position], confidence[sample, position])
+    chosen = sample, position
+    return Commits(sample, position, rows[chosen], token[chosen], confidence[chosen])
+
+
+def _predicting_rows(canvas: CanvasState, shift: bool) -> Int[Tensor, "batch position"]:
+    """The row that decides each position. A shifted sample's first has none before it: its own stands in, as in Dream."""
+    at = torch.arange(canvas.tokens.shape[1], device=canvas.tokens.device).expand_as(canvas.tokens)
+    return (at - 1).maximum(canvas.valid.int().argmax(-1, keepdim=True)) if shift else at

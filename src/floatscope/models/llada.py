@@ -58,16 +58,24 @@ def open_llada(folder: str | Path) -> Model:
     if config.get("architectures") != ["LLaDAModelLM"]:
         raise UserError(f"{folder} is no LLaDA checkpoint: its architectures are {config.get('architectures')}")
     module = _llama(config)
+    weights = folder / "model.safetensors"
+    if not weights.is_file():
+        raise UserError(f"{folder} has no model.safetensors; give a checkpoint folder with its weights in one file")
     tensors, unknown = {}, []
-    for key, tensor in load_file(folder / "model.safetensors").items():
+    for key, tensor in load_file(weights).items():
         renamed = llama_key(key)
         if renamed is None:
             unknown.append(key)
         else:
             tensors[renamed] = tensor
-    missing = sorted(set(module.state_dict()) - set(tensors))
+    wanted = {key: tuple(tensor.shape) for key, tensor in module.state_dict().items()}
+    missing = sorted(wanted.keys() - tensors.keys())
+    unknown += sorted(tensors.keys() - wanted.keys())
     if missing or unknown:
         raise UserError(f"{folder}: missing tensors {missing or 'none'}, unexpected tensors {unknown or 'none'}")
+    for key, tensor in tensors.items():
+        if tuple(tensor.shape) != wanted[key]:
+            raise UserError(f"{folder}: {key} is {tuple(tensor.shape)}, and its config.json asks for {wanted[key]}")
     module.load_state_dict(tensors)
     spec = ModelSpec(folder.name, "mdm", config["mask_token_id"], eos_id=config["eos_token_id"])
     return Model(module.eval(), spec)
@@ -83,7 +91,9 @@ def write_random_llada(folder: str | Path, seed: int = 0, **shape: int) -> Path:
         module = _llama(config)
     names: dict[str, str] = {v: k for k, v in MODEL_KEYS.items()}
     for i in range(config["n_layers"]):
-        names |= {f"model.layers.{i}.{v}.weight": f"model.transformer.blocks.{i}.{k}.weight" for k, v in LAYER_KEYS.items()}
+        names |= {
+            f"model.layers.{i}.{v}.weight": f"model.transformer.blocks.{i}.{k}.weight" for k, v in LAYER_KEYS.items()
+        }
     tensors: dict[str, Tensor] = {names[k]: v.contiguous() for k, v in module.state_dict().items()}
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors")

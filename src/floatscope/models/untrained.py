@@ -26,11 +26,13 @@ def untrained(model: M, seed: int = 0) -> M:
     if isinstance(model, Model):
         spec = replace(model.spec, name=f"{model.spec.name} (untrained, seed {seed})")
         return Model(untrained(model.module, seed), spec)
-    like = next(model.parameters())
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # of the CPU alone: no device's random state is touched
         fresh = _fresh(model)
-    return fresh.to(device=like.device, dtype=like.dtype).train(model.training)
+    theirs = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for name, ours in [*fresh.named_parameters(), *fresh.named_buffers()]:
+        ours.data = ours.data.to(theirs[name])  # one by one: RoPE's frequencies stay fp32 in a bf16 model
+    return fresh.train(model.training)
 
 
 def _fresh(module: nn.Module) -> nn.Module:
@@ -38,7 +40,7 @@ def _fresh(module: nn.Module) -> nn.Module:
     if config is not None and hasattr(module, "post_init"):  # transformers: constructing is initialising
         fresh: nn.Module = type(module)(copy.deepcopy(config))
         return fresh
-    fresh = copy.deepcopy(module)
+    fresh = copy.deepcopy(module).cpu()  # so that a seed gives the same weights on every device
     for name, part in fresh.named_modules():
         own = [p for p, _ in part.named_parameters(recurse=False)]
         if not own:
