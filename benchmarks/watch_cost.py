@@ -77,7 +77,7 @@ def canvas_of(T: int, vocab: int, device: str) -> CanvasState:
 
 @dataclass(frozen=True)
 class Variant:
-    """What is timed, and the context it stands in: entered before the clock starts, as a decoding run enters it once."""
+    """What is timed, and the context it stands in: entered before the clock starts, as decoding does."""
 
     run: Callable[[], Any]
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -111,18 +111,18 @@ class Bench:
         return Variant(lambda: self.forward(canvas, output_attentions=True).attentions[-1].shape, switched)
 
     def graphed(self, canvas: CanvasState, watcher: Watcher | None) -> Variant:
-        """The forward, with every layer's reductions, as a CUDA graph; `finish` reads numbers back, so it stays outside.
+        """The forward, with every layer's reductions, as a CUDA graph; `finish` reads numbers back, so it is left out.
 
         While a graph is captured transformers' sdpa mask function makes a [T, T] mask even where none is needed, which
         would slow the plain side down; an attention without a mask function gets none.
         """
         graph = torch.cuda.CUDAGraph()
         with self.unmasked() if watcher is None else into(self.model, watcher):
-            self.forward(canvas)
-            if watcher is not None:
-                watcher.begin(canvas)
-            with torch.cuda.graph(graph):
-                self.forward(canvas)
+            for capture in (nullcontext(), torch.cuda.graph(graph)):  # once to make what later steps reuse
+                if watcher is not None:
+                    watcher.begin(canvas)
+                with capture:
+                    self.forward(canvas)
         return Variant(graph.replay)
 
     @contextmanager

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional
 from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 import floatscope as fs
@@ -309,7 +311,7 @@ def test_embeddings_will_do_where_there_are_no_tokens(bert):
 def test_an_input_that_is_neither_is_refused():
     class Odd(nn.Module):
         def forward(self, x):
-            return F.scaled_dot_product_attention(x, x, x)
+            return functional.scaled_dot_product_attention(x, x, x)
 
     model = Odd()
     with (
@@ -358,7 +360,7 @@ def test_an_unknown_backend_suggests_the_nearest():
 
 def test_levels_nest():
     levels = [set(fields_of(keep)) for keep in ("summary", "heads", "rows", "full")]
-    assert all(a < b for a, b in zip(levels, levels[1:], strict=False))
+    assert all(a < b for a, b in pairwise(levels))
     assert levels[-1] == set(FIELDS)
 
 

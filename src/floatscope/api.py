@@ -54,7 +54,7 @@ def decode(
     names = [str(i) for i in range(len(prompts))] if samples is None else list(samples)
     if len(names) != len(prompts):
         raise UserError(f"{len(names)} sample names for {len(prompts)} prompts; give one for each")
-    go = {"mask_id": model.spec.mask_id, "steps": steps, "shift": model.spec.shift}
+    go: dict[str, Any] = {"mask_id": model.spec.mask_id, "steps": steps, "shift": model.spec.shift}
     done: list[Step] = []
     with torch.inference_mode():
         if watch is None:
@@ -154,11 +154,12 @@ def watch(module: nn.Module | Model, *, mask_id: int | None = None, **settings: 
     """Watch every forward of `module` inside the block; settings are those of `Watch`.
 
     Nothing else is needed of the code in the block: it may be transformers' `generate()` or a sampler of your own.
-    `mask_id` tells masked positions from the others, and so a step of denoising from a new prompt. Commits are not known
-    here, so there is no predicting group.
+    `mask_id` tells masked positions from the others, and so a step of denoising from a new prompt. Commits are not
+    known here, so there is no predicting group.
     """
     if isinstance(module, Model):
-        module, mask_id = module.module, module.spec.mask_id if mask_id is None else mask_id
+        mask_id = module.spec.mask_id if mask_id is None else mask_id
+        module = module.module
     names = Watch(**settings).names
     without_rows = tuple(name for name in names if "commit" not in _axes(name))
     seen = Seen(Watcher(replace(Watch(**settings), fields=without_rows)), mask_id)

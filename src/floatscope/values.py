@@ -82,7 +82,7 @@ class CanvasState:
 
 @dataclass(frozen=True)
 class Commits:
-    """The tokens a step wrote, over the whole batch. `row` is the predicting row: the query that decided the position."""
+    """The tokens a step wrote, over the whole batch. `row` is the predicting row, the query that decided it."""
 
     sample: Int[Tensor, " commit"]  # index into the batch
     position: Int[Tensor, " commit"]
@@ -113,7 +113,7 @@ class Groups:
 
     @staticmethod
     def of_canvas(canvas: CanvasState) -> Groups:
-        """`all`, `masked` and `committed` rows. `predicting` rows are known only after the commits; see `capture.watch`."""
+        """`all`, `masked` and `committed` rows. `predicting` rows are known only after the commits."""
         s = canvas.states
         columns = [canvas.valid, s == State.MASKED, s == State.COMMITTED]
         return Groups(("all", "masked", "committed"), torch.stack(columns, -1).float())

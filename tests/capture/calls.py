@@ -1,4 +1,4 @@
-"""Attention calls to test with, and what they mean, index by index and in float64, without any of the code under test."""
+"""Attention calls to test with, and what they mean, index by index in float64, without any of the code under test."""
 
 from __future__ import annotations
 

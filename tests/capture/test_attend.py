@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
 from calls import KINDS, TENSORS, Mask, call_of, mask, masks, off, probabilities, small_blocks, values
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn import functional
 
 from floatscope.capture.attention import Attention, attend
 from floatscope.capture.visibility import Visibility
@@ -23,7 +23,7 @@ def sdpa(call: Attention, m: Mask) -> torch.Tensor:
         given = m.tensor
     elif m.kind not in ("full", "causal") or m.valid is not None:
         given = m.table
-    return F.scaled_dot_product_attention(
+    return functional.scaled_dot_product_attention(
         call.query,
         call.key,
         call.value,
@@ -110,13 +110,13 @@ def test_cached_queries_see_the_whole_prefix(queries):
 def test_a_causal_mask_aligned_with_key_zero_is_sdpas(queries, keys):
     q, k, v = torch.randn(2, 3, queries, 8), torch.randn(2, 3, keys, 8), torch.randn(2, 3, keys, 8)
     got = attend(Attention(q, k, v, Visibility.causal(queries, keys, offset=0), 8**-0.5)).output
-    torch.testing.assert_close(got, F.scaled_dot_product_attention(q, k, v, is_causal=True))
+    torch.testing.assert_close(got, functional.scaled_dot_product_attention(q, k, v, is_causal=True))
 
 
 def test_values_may_be_wider_than_keys():
     q, k, v = torch.randn(2, 3, 9, 8), torch.randn(2, 3, 9, 8), torch.randn(2, 3, 9, 12)
     got = attend(Attention(q, k, v, Visibility.causal(9, 9), 8**-0.5)).output
-    torch.testing.assert_close(got, F.scaled_dot_product_attention(q, k, v, is_causal=True))
+    torch.testing.assert_close(got, functional.scaled_dot_product_attention(q, k, v, is_causal=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -137,4 +137,4 @@ def test_rows_that_see_nothing_come_out_as_the_models_mask_makes_them(hidden):
     additive = torch.zeros(1, 1, 6, 6)
     additive[:, :, 2] = hidden
     got = attend(Attention(q, q, q, Visibility.by_mask(additive, 6, 6), 8**-0.5)).output
-    assert torch.equal(got, F.scaled_dot_product_attention(q, q, q, attn_mask=additive))
+    assert torch.equal(got, functional.scaled_dot_product_attention(q, q, q, attn_mask=additive))

@@ -436,12 +436,10 @@ def test_rollout_without_the_prefix_is_refused():
     with torch.no_grad():
         past = model(input_ids=canvas.tokens[:, :-1], use_cache=True).past_key_values
         watcher = Watcher(Watch(fields=("rollout",)))
-        with (
-            into(model, watcher),
-            pytest.raises(UserError, match="rollout needs the whole prefix: start watching before"),
-        ):
+        with into(model, watcher):
             watcher.begin(canvas)
-            model(input_ids=canvas.tokens[:, -1:], past_key_values=past, use_cache=True)
+            with pytest.raises(UserError, match="rollout needs the whole prefix: start watching before"):
+                model(input_ids=canvas.tokens[:, -1:], past_key_values=past, use_cache=True)
 
 
 def test_two_commits_decided_by_one_row_count_it_twice():

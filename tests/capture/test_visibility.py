@@ -63,7 +63,7 @@ def test_nothing_outside_the_span_is_seen(m, data):
 @pytest.mark.parametrize("kind", ["causal", "window", "block"])
 @pytest.mark.parametrize(("queries", "keys", "offset"), [(9, 4, 0), (4, 9, 0), (6, 4, -2), (3, 9, 2)])
 def test_queries_may_stand_anywhere(kind, queries, keys, offset):
-    """SDPA aligns a rectangular causal mask with key 0, so there may be more queries than keys, or rows that see none."""
+    """SDPA aligns a rectangular causal mask with key 0: there may be more queries than keys, or rows that see none."""
     m = Mask(kind, 1, queries, keys, offset, 2, None, None)
     see = m.visibility
     assert torch.equal(spelled_out(see, m.table), m.table)

@@ -70,10 +70,11 @@ def column_stats(queries, keys, side="none", repeats=1) -> dict[str, float]:
     m = mask("full", 2, queries, keys, side)
     call = call_of(m, 4, repeats, 16)
     output, gram = attend(call).output, columns.gram(torch.randn(24, 4 * 16), 4)
+    rows = columns.Rows.of(m.standing)
     assert column_kernel.serves(call)
-    want = columns.columns(call, output, m.standing, gram)
-    got = column_kernel.columns(call, output, m.standing, gram)
-    bare = column_kernel.columns(call, output, m.standing, None).stats
+    want = columns.columns(call, output, rows, gram)
+    got = column_kernel.columns(call, output, rows, gram)
+    bare = column_kernel.columns(call, output, rows, None).stats
     assert torch.equal(bare[:, :, :4], got.stats[:, :, :4])
     assert bare[:, :, 4].isnan().sum() == (bare[:, :, 4].numel() if m.valid is None else 4 * m.valid.sum())
     return {

@@ -78,9 +78,10 @@ def test_missing_and_unexpected_tensors_are_listed(folder):
         tensors["model.transformer.blocks.0.surprise.weight"] = tensors.pop("model.transformer.ln_f.weight")
 
     rewritten(folder, change)
-    said = r"missing tensors \['model\.norm\.weight'\], unexpected tensors \['model\.transformer\.blocks\.0\.surprise\.weight'\]"
-    with pytest.raises(fs.UserError, match=said):
+    with pytest.raises(fs.UserError) as error:
         fs.open_llada(folder)
+    assert "missing tensors ['model.norm.weight']" in str(error.value)
+    assert "unexpected tensors ['model.transformer.blocks.0.surprise.weight']" in str(error.value)
 
 
 def test_a_layer_too_many_is_unexpected(folder):

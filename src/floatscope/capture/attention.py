@@ -27,7 +27,7 @@ FLASH, EFFICIENT, CUDNN = 1, 2, 3  # torch.nn.attention.SDPBackend, as torch._fu
 
 @dataclass(frozen=True)
 class Attention:
-    """softmax(scaling · q kᵀ, where visible) v, with queries and keys as the kernel gets them: after RoPE, KV unrepeated."""
+    """softmax(scaling · q kᵀ, where visible) v, with q and k as the kernel gets them: after RoPE, KV unrepeated."""
 
     query: Float[Tensor, "batch head query dim"]
     key: Float[Tensor, "batch kv_head key dim"]

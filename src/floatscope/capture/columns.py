@@ -89,11 +89,11 @@ def mean_over_seeing(
         sums = [one.sum_over_seeing(x[:, h] * weight[..., None])[:, 0] for h, one in enumerate(alone)]
         return torch.stack(sums, 1) / count
     flat = (x * weight[:, None, :, None]).transpose(1, 2).reshape(B, Q, H * D)
-    total = see.sum_over_seeing(flat)[:, 0].unflatten(-1, (H, D)).transpose(1, 2)
-    return total / count
+    sums_by_head: Tensor = see.sum_over_seeing(flat)[:, 0].unflatten(-1, (H, D))
+    return sums_by_head.transpose(1, 2) / count
 
 
 def gram(weight: Float[Tensor, "out heads_dim"], heads: int) -> Float[Tensor, "head dim dim"]:
     """W_OᵀW_O per head, from the output projection's weight [out, head · dim]."""
-    per_head = weight.detach().float().unflatten(1, (heads, -1)).transpose(0, 1)  # [head, out, dim]
+    per_head: Tensor = weight.detach().float().unflatten(1, (heads, -1)).transpose(0, 1)  # [head, out, dim]
     return per_head.transpose(1, 2) @ per_head

@@ -81,7 +81,7 @@ def plan_for(see: Visibility, canvas: CanvasState, *, regions: bool, entropy: bo
 
 
 def expectation(see: Visibility, weights: Float[Tensor, "batch query group"]) -> Expected:
-    """A key is eligible if min(16, n_g) rows of the group see it. An empty group expects NaN: there are no such rows."""
+    """A key is eligible if min(16, n_g) rows of the group see it. An empty group expects NaN: it has no rows."""
     count = weights.sum(1)
     seen = see.sum_over_seeing(weights).mean(1).transpose(1, 2)
     need = count.clamp(1, ELIGIBLE)[..., None]

@@ -26,9 +26,9 @@ class Raw:
 
     plan: int  # which of the step's plans
     half: bool  # the model's type has 8 or 11 bits
-    received: Float[Tensor, "batch head group key"]
+    received: Float[Tensor, "batch head column key"]  # the groups and, unless pooled already, the regions
     mass: Float[Tensor, "batch head"] | None  # of group `all`; None: the sum of `received`
-    regions: Float[Tensor, "batch head all key_region"] | None  # rows: the groups, then the regions
+    regions: Float[Tensor, "batch head column key_region"] | None  # pooled over key regions
     entropy: Float[Tensor, "batch head"] | None
     columns: Columns | None
 
@@ -41,14 +41,16 @@ def summarise(
     fields: frozenset[str],
 ) -> dict[str, Tensor]:
     """The fields of layers that share a plan, all layers at once; `predicted` is what the predicting rows received."""
-    received = torch.stack([raw.received for raw in raws])
+    received, G = torch.stack([raw.received for raw in raws]), plan.groups.shape[-1]
+    out: dict[str, Tensor] = {}
+    if plan.member is not None and plan.rows_in is not None and "regions" in fields:
+        pooled = [raw.regions for raw in raws if raw.regions is not None]
+        mass = torch.stack(pooled) if pooled else region_mass(received, plan.member)
+        out["regions"] = mass[:, :, :, G:] / plan.rows_in[:, None, :, None]
+    received = received[:, :, :, :G]
     rows = torch.zeros_like(received[:, :, :, 0]) if predicted is None else predicted
     received = torch.cat([received, rows[:, :, :, None]], 3)
     mean = received / want.count[:, None, :, None]  # an empty group is 0/0: NaN, "no such rows"
-    out: dict[str, Tensor] = {}
-    if plan.rows_in is not None and "regions" in fields:
-        mass = torch.stack([raw.regions for raw in raws if raw.regions is not None])
-        out["regions"] = mass[:, :, :, plan.groups.shape[-1] :] / plan.rows_in[:, None, :, None]
     if "received" in fields:
         out["received"] = mean.mean(2)
     if "received_heads" in fields:
@@ -70,6 +72,14 @@ def summarise(
             norms = [torch.stack([getattr(c, name) for c in found]) for name in ("output_norm", "query_norm")]
             out["head_stats"] = torch.stack([entropy.to(gini.dtype), gini, first, *norms], -1)
     return out
+
+
+def region_mass(
+    received: Float[Tensor, "*layer batch head column key"], member: Float[Tensor, "batch key region"]
+) -> Float[Tensor, "*layer batch head column region"]:
+    """What each column gives to each key region, in one product per sample."""
+    pooled: Tensor = (received.flatten(-3, -2) @ member).unflatten(-2, received.shape[-3:-1])
+    return pooled
 
 
 def chosen_rows(
@@ -112,7 +122,7 @@ def _top(lift: Tensor, eligible: Tensor, columns: Tensor) -> dict[str, Tensor]:
 
 
 def _moments(lift: Tensor, eligible: Tensor, columns: Tensor) -> Tensor:
-    """[.., head, quantity, (n, Σ, Σ²)]: the lift of each group over its eligible keys, the columns over group `all`'s."""
+    """[.., head, quantity, (n, Σ, Σ²)]: each group's lift over its eligible keys, the columns over group `all`'s."""
     keep = eligible[..., :1, :].expand(*columns.shape[:3], columns.shape[-2], -1)
     values = torch.cat([lift, torch.where(keep, columns, 0.0)], -2)
     n = torch.cat([eligible.expand(lift.shape).sum(-1), keep.sum(-1)], -1).to(values.dtype)

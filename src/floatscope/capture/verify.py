@@ -13,7 +13,7 @@ from floatscope.errors import UserError
 
 REDUCED = {torch.float64: 1e-5, torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-3}
 OUTPUT = {torch.float64: 1e-5, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
-"""Largest error norm-wise, per head and group. The output comes in the model's dtype, so it has that type's rounding."""
+"""Largest error norm-wise, per head and group. The output is in the model's dtype and has its rounding."""
 
 
 class Mismatch(UserError):
@@ -43,6 +43,9 @@ def call_errors(call: Attention, output: Tensor, ask: Ask, carry: Tensor | None,
         "output": _norm_error((output * rows).flatten(2), (dense.output(call) * rows).flatten(2)),
         "received": _norm_error(got.received, want.received),
     }
+    if got.mass is not None:  # rows summed to 1 under the log-sum-exp of the kernel that ran
+        count = ask.weights[..., 0].sum(1)[:, None]
+        errors["row sums"] = float(((got.mass - count) / count.clamp_min(1)).abs().max())
     if want.entropy is not None and got.entropy is not None:
         errors["entropy"] = float((got.entropy - want.entropy).abs().max())
     if want.carried is not None and got.carried is not None:

@@ -33,7 +33,7 @@ EXPANDED = 2**22
 """Pairs of query and key spelled out at a time where a mask has no structure to count with."""
 
 HIDES = torch.finfo(torch.float16).min / 2
-"""An additive mask hides below this: -inf, -1e9 and the least number of any type mean hidden, a steep ALiBi does not."""
+"""An additive mask hides below this: -inf, -1e9 and the least number of any type do, a steep ALiBi does not."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Visibility:
         mask = mask.expand(mask.shape[0], mask.shape[1], queries, keys)
         if mask.is_floating_point() and bool(((mask == 0) | (mask == 1)).all()) and bool((mask == 1).any()):
             raise UserError(
-                "the attention mask is floating point but holds only 0 and 1: added to the scores it would hide nothing;"
+                "the attention mask is floating point but holds only 0 and 1: added to scores it would hide nothing;"
                 " pass mask.bool(), or 0 for visible and -inf for hidden"
             )
         return Visibility("mask", queries, keys, keys - queries, valid=padding(valid), mask=mask)
@@ -229,7 +229,7 @@ class Visibility:
         return out[:, None]
 
     def uniform(self, weights: Float[Tensor, "b query group"]) -> Float[Tensor, "b2 group key"]:
-        """The received attention of uniform attention under this mask: u[g, j] = Σ_i weights[i, g] · 1[i sees j] / n_i."""
+        """What uniform attention under this mask would give: u[g, j] = Σ_i weights[i, g] · 1[i sees j] / n_i."""
         n = self.seen_keys(weights.device)  # [b, h, query]
         if n.shape[1] == 1:
             share = weights / n[:, 0, :, None].clamp_min(1)
@@ -239,10 +239,12 @@ class Visibility:
 
     def spans(self, device: torch.device) -> Int[Tensor, "batch 2"]:
         """First valid key and one past the last, for a kernel to read; made once for all layers."""
-        if "_span_tensor" not in self.__dict__:
-            pairs = [] if self.valid is None else [span[:2] for span in self._spans]
-            self.__dict__["_span_tensor"] = torch.tensor(pairs, dtype=torch.int32, device=device).reshape(-1, 2)
-        return self.__dict__["_span_tensor"]
+        return self._span_tensor.to(device)
+
+    @cached_property
+    def _span_tensor(self) -> Tensor:
+        assert self.valid is not None
+        return torch.tensor([span[:2] for span in self._spans], dtype=torch.int32, device=self.valid.device)
 
     @cached_property
     def _spans(self) -> list[tuple[int, int, bool]]:

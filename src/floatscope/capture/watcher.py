@@ -1,7 +1,7 @@
 """Watching one forward: every attention call is run with the model's own kernel and reduced on the spot.
 
-A `Watcher` knows nothing of models, samplers or files. The ways in (`ways.py`) hand it attention calls in the order they
-happen; `begin` tells it the canvas, `finish` the commits, and gives back one `Reductions` per layer:
+A `Watcher` knows nothing of models, samplers or files. The ways in (`ways.py`) hand it attention calls as they happen;
+`begin` tells it the canvas, `finish` the commits, and gives back one `Reductions` per layer:
 
     with Watcher(Watch(keep="summary")) as watcher, through_transformers(model, watcher):
         watcher.begin(canvas)
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
+from itertools import groupby
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +29,7 @@ from floatscope.capture.columns import columns
 from floatscope.capture.fields import FIELDS, check_fields, fields_of
 from floatscope.capture.plan import Expected, Plan, plan_for, same
 from floatscope.capture.received import BACKENDS, receive
-from floatscope.capture.reduce import Raw, chosen_rows, summarise
+from floatscope.capture.reduce import Raw, chosen_rows, region_mass, summarise
 from floatscope.capture.reducer import Reducer
 from floatscope.capture.verify import check_call
 from floatscope.capture.visibility import Visibility
@@ -38,8 +38,8 @@ from floatscope.values import CanvasState, Commits, Reductions
 
 CHUNK_BYTES = 2**26
 """Layers are summarised together up to this much received attention at a time: few launches, bounded memory."""
-SLICE_BYTES = 2**23
-"""A slice keeps the columns of the regions alive with it; above this size it is copied and they are freed."""
+KEEP_BYTES = 2**23
+"""Up to this much a layer's received attention is kept whole until `finish`: fewer launches while the model runs."""
 
 
 @dataclass(frozen=True)
@@ -145,8 +145,8 @@ class Watcher:
         see, index = call.visible, len(self._raws)
         if see.keys != canvas.tokens.shape[1]:
             raise UserError(
-                f"layer '{layer.name}' attends over {see.keys} keys but the canvas has {canvas.tokens.shape[1]} positions:"
-                " cross-attention and pruned caches are not captured"
+                f"layer '{layer.name}' attends over {see.keys} keys but the canvas has {canvas.tokens.shape[1]}"
+                " positions: cross-attention and pruned caches are not captured"
             )
         at = self._plan(see, canvas)
         plan = self._plans[at]
@@ -154,11 +154,6 @@ class Watcher:
         got = receive(call, lse, plan.ask, carry, self.watch.backend)
         if self.watch.verify:
             check_call(call, output, plan.ask, carry, got, layer.name, canvas.step)
-        groups = plan.groups.shape[-1]
-        regions = None
-        if plan.member is not None and "regions" in self.fields:
-            B, H, G, K = got.received.shape
-            regions = torch.bmm(got.received.reshape(B, H * G, K), plan.member).unflatten(1, (H, G))
         extra: dict[str, Tensor] = {}
         if got.carried is not None:
             extra["rollout"] = self._carry_out(index, got.carried, plan)
@@ -174,9 +169,10 @@ class Watcher:
             look = column_kernel.columns if column_kernel.serves(call) else columns
             cols = look(call, output, plan.rows, layer.gram())
         half = call.query.dtype in (torch.float16, torch.bfloat16)
-        received = got.received[:, :, :groups]
-        if got.received.nbytes > SLICE_BYTES:
-            received = received.clone()
+        received, regions = got.received, None
+        if received.nbytes > KEEP_BYTES:  # too much to keep for all layers: pool the regions now, keep the groups
+            regions = None if plan.member is None else region_mass(received, plan.member)
+            received = received[:, :, : plan.groups.shape[-1]].clone()
         self._raws.append(Raw(at, half, received, got.mass, regions, got.entropy, cols))
         if self.rows:
             first = self._first_row - (see.keys - see.queries)
@@ -198,16 +194,15 @@ class Watcher:
         self, commits: Commits, predicted: Sequence[Tensor], expected: Sequence[Expected]
     ) -> list[dict[str, Tensor]]:
         out: list[dict[str, Tensor]] = []
-        while len(out) < len(self._raws):
-            first = self._raws[len(out)]
-            room = max(1, CHUNK_BYTES // first.received.nbytes)
-            raws = list(
-                takewhile(lambda raw, plan=first.plan: raw.plan == plan, self._raws[len(out) : len(out) + room])
-            )
-            rows = _rows_received(predicted[len(out) : len(out) + len(raws)], commits, first.received)
-            made = summarise(raws, rows, self._plans[first.plan], expected[first.plan], self.fields)
-            by_layer = {name: value.unbind(0) for name, value in made.items()}
-            out += [{name: values[i] for name, values in by_layer.items()} for i in range(len(raws))]
+        for at, alike in groupby(self._raws, key=lambda raw: raw.plan):
+            waiting = list(alike)
+            room = max(1, CHUNK_BYTES // waiting[0].received.nbytes)
+            for start in range(0, len(waiting), room):
+                raws = waiting[start : start + room]
+                rows = _rows_received(predicted[len(out) : len(out) + len(raws)], commits, raws[0].received)
+                made = summarise(raws, rows, self._plans[at], expected[at], self.fields)
+                by_layer = {name: value.unbind(0) for name, value in made.items()}
+                out += [{name: values[i] for name, values in by_layer.items()} for i in range(len(raws))]
         return out
 
     def _carry_in(self, index: int, plan: Plan) -> Tensor | None:
@@ -221,7 +216,8 @@ class Watcher:
 
     def _carry_out(self, index: int, carried: Tensor, plan: Plan) -> Tensor:
         """Y ← ½·mean_h A Y + ½·Y, and what each region's rows now hold of each region."""
-        assert self._carry is not None and plan.pool is not None
+        assert self._carry is not None
+        assert plan.pool is not None
         self._carry = carried.lerp(self._carry, 0.5)
         return torch.bmm(plan.pool, self._with_past(index + 1, self._carry, plan.visible))
 
@@ -238,7 +234,7 @@ class Watcher:
         return now
 
     def _check_mass(self, canvas: CanvasState) -> None:
-        """Rows of softmax sum to 1: the cheapest proof that the log-sum-exp belongs to these scores. One sync a step."""
+        """Rows of softmax sum to 1: the cheapest proof that the log-sum-exp belongs to these scores."""
         if not self._raws:
             return
         masses = [raw.received[:, :, 0].sum(-1) if raw.mass is None else raw.mass for raw in self._raws]
@@ -260,7 +256,7 @@ class Watcher:
 
 
 def _first_candidate(canvas: CanvasState) -> int:
-    """The first row that may turn out to be predicting: that of the first mask, or the one before it (shifted logits)."""
+    """The first row that may turn out to be predicting: the first mask's, or the one before (shifted logits)."""
     masked = canvas.masked.any(0).nonzero()
     return max(0, int(masked[0]) - 1) if len(masked) else max(0, canvas.tokens.shape[1] - 1)
 

@@ -125,11 +125,12 @@ def _attention(
     is_causal: bool | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention signature; q, k, v [batch, head, position, dim], the output [batch, position, head, dim]."""
+    """transformers' signature; q, k, v [batch, head, position, dim], the output [batch, position, head, dim]."""
     watcher, sites = _watchers[module]
     layer = sites.layer(module, query.shape[1], value.shape[-1])
-    for name, what in CHANGES_SOFTMAX.items():
-        if kwargs.get(name) is not None:
+    for name in CHANGES_SOFTMAX.keys() & kwargs.keys():
+        if kwargs[name] is not None:
+            what = CHANGES_SOFTMAX[name]
             raise UserError(f"layer '{layer.name}' uses {what} (`{name}`), which floatscope cannot capture exactly")
     if dropout:
         raise UserError(f"layer '{layer.name}' applies dropout {dropout} to its attention; call model.eval() first")
@@ -181,7 +182,7 @@ def _mask(
 
 
 def _vmapped(function: Rule) -> Rule:
-    """Custom mask functions may index tensors by scalar; vmap over the four broadcast index axes, as transformers does."""
+    """Custom mask functions may index tensors by scalar; vmap over the four index axes, as transformers does."""
     from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 
     for dims in ((None, None, None, 0), (None, None, 0, None), (None, 0, None, None), (0, None, None, None)):
@@ -333,7 +334,7 @@ class Sites:
         return None if stream is None else torch.linalg.vector_norm(stream.detach(), dim=-1, dtype=torch.float32)
 
     def _gram(self, module: nn.Module, heads: int, dim: int) -> Tensor | None:
-        """W_OᵀW_O of the projection that follows the heads, found by the names the field uses; None if there is none."""
+        """W_OᵀW_O of the projection that follows the heads, found by the names in use; None if there is none."""
         if module not in self._grams:
             above = self.parents.get(module)  # BERT keeps it one level up, in `output`
             places = [place for place in (module, above, getattr(above, "output", None)) if place is not None]
@@ -360,7 +361,7 @@ class Sites:
 
 @contextmanager
 def _sites(root: nn.Module, watcher: Watcher, stack: bool) -> Iterator[Sites]:
-    """Hooks on the blocks for their residual stream; with `stack` also on every module, to know which one is running."""
+    """Hooks on the blocks for their residual stream; with `stack` on every module, to know which is running."""
     sites = Sites(root)
     handles: list[RemovableHandle] = []
     for block in sites.blocks if "residual" in watcher.fields else ():

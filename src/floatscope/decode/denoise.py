@@ -42,8 +42,8 @@ def canvas_of(
     if regions is not None and regions.member is not None and regions.member.shape[:2] != tokens.shape:
         given, canvases = tuple(regions.member.shape), tuple(tokens.shape)
         raise UserError(
-            f"the regions are for {given[0]} canvases of {given[1]} positions, and there are {canvases[0]} of {canvases[1]}:"
-            " count them over prompt and new tokens, from the first position of the left-padded batch"
+            f"the regions are for {given[0]} canvases of {given[1]} positions, and there are {canvases[0]} of"
+            f" {canvases[1]}: count them over prompt and new tokens, from the first position of the left-padded batch"
         )
     return CanvasState(tokens, states, regions=Regions() if regions is None else regions)
 
@@ -80,6 +80,6 @@ def _most_confident(logits: Tensor, canvas: CanvasState, share: Tensor, shift: b
 
 
 def _predicting_rows(canvas: CanvasState, shift: bool) -> Int[Tensor, "batch position"]:
-    """The row that decides each position. A shifted sample's first has none before it: its own stands in, as in Dream."""
+    """The row that decides each position. A shifted sample's first has none before it: its own stands in (Dream)."""
     at = torch.arange(canvas.tokens.shape[1], device=canvas.tokens.device).expand_as(canvas.tokens)
     return (at - 1).maximum(canvas.valid.int().argmax(-1, keepdim=True)) if shift else at

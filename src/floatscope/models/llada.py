@@ -42,7 +42,7 @@ SPREAD = 0.3  # of the random weights: at a real initialiser's 0.02 so small a m
 
 
 def llama_key(key: str) -> str | None:
-    """`model.transformer.blocks.3.attn_out.weight` → `model.layers.3.self_attn.o_proj.weight`; None if it is no LLaDA key."""
+    """`model.transformer.blocks.3.attn_out.weight` → `model.layers.3.self_attn.o_proj.weight`; else None."""
     if key in MODEL_KEYS:
         return MODEL_KEYS[key]
     match = re.fullmatch(r"model\.transformer\.blocks\.(\d+)\.(\w+)\.weight", key)
@@ -52,7 +52,7 @@ def llama_key(key: str) -> str | None:
 
 
 def open_llada(folder: str | Path) -> Model:
-    """Open a LLaDA folder (config.json, model.safetensors) as a native Llama. Missing or unknown tensors are refused."""
+    """Open a LLaDA folder (config.json, model.safetensors) as a native Llama. No tensor may be missing or unknown."""
     folder = Path(folder)
     config = _config(folder)
     if config.get("architectures") != ["LLaDAModelLM"]:
@@ -84,7 +84,7 @@ def open_llada(folder: str | Path) -> Model:
 def write_random_llada(folder: str | Path, seed: int = 0, **shape: int) -> Path:
     """A checkpoint with random weights in LLaDA's layout, `TINY` unless `shape` says otherwise."""
     folder = Path(folder)
-    config = {**FIXED, **TINY, "initializer_range": SPREAD, **shape}
+    config: dict[str, Any] = {**FIXED, **TINY, "initializer_range": SPREAD, **shape}
     config |= {"mask_token_id": config["embedding_size"] - 1, "eos_token_id": config["embedding_size"] - 2}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import TypeVar
+from typing import overload
 
 import torch
 from torch import nn
@@ -18,10 +18,12 @@ from torch import nn
 from floatscope.errors import UserError
 from floatscope.models.model import Model
 
-M = TypeVar("M", Model, nn.Module)
 
-
-def untrained(model: M, seed: int = 0) -> M:
+@overload
+def untrained(model: Model, seed: int = 0) -> Model: ...
+@overload
+def untrained(model: nn.Module, seed: int = 0) -> nn.Module: ...
+def untrained(model: Model | nn.Module, seed: int = 0) -> Model | nn.Module:
     """A fresh model like `model`, on its device and in its dtype; the global random state is left as it was."""
     if isinstance(model, Model):
         spec = replace(model.spec, name=f"{model.spec.name} (untrained, seed {seed})")
@@ -38,8 +40,8 @@ def untrained(model: M, seed: int = 0) -> M:
 def _fresh(module: nn.Module) -> nn.Module:
     config = getattr(module, "config", None)
     if config is not None and hasattr(module, "post_init"):  # transformers: constructing is initialising
-        fresh: nn.Module = type(module)(copy.deepcopy(config))
-        return fresh
+        built: nn.Module = type(module)(copy.deepcopy(config))
+        return built
     fresh = copy.deepcopy(module).cpu()  # so that a seed gives the same weights on every device
     for name, part in fresh.named_modules():
         own = [p for p, _ in part.named_parameters(recurse=False)]

@@ -1,0 +1,85 @@
+"""On a GPU: the model's own kernel gives its bits and its log-sum-exp, and the Triton kernel the stated accuracy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from calls import call_of, mask, off, probabilities
+from torch.nn import functional
+
+from floatscope.capture.ask import Ask, row_mean
+from floatscope.capture.attention import Attention, attend
+from floatscope.capture.received import backend_for, receive
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+LIMIT = {torch.float32: 5e-6, torch.bfloat16: 1e-3, torch.float16: 1e-3}
+
+
+def on_gpu(call: Attention) -> Attention:
+    see = call.visible
+    return Attention(
+        call.query.cuda(),
+        call.key.cuda(),
+        call.value.cuda(),
+        replace(see, valid=None if see.valid is None else see.valid.cuda()),
+        call.scaling,
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("repeats", [1, 4])
+@pytest.mark.parametrize("kind", ["full", "causal"])
+def test_unpadded_attention_is_what_sdpa_gives_bit_for_bit(kind, repeats, dtype):
+    call = on_gpu(call_of(mask(kind, 2, 256, 256), heads=8, repeats=repeats, dim=64, dtype=dtype))
+    want = functional.scaled_dot_product_attention(
+        call.query, call.key, call.value, is_causal=kind == "causal", scale=call.scaling, enable_gqa=repeats > 1
+    )
+    assert torch.equal(attend(call).output, want)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("side", ["none", "left", "right"])
+@pytest.mark.parametrize("kind", ["full", "causal"])
+@pytest.mark.parametrize("backend", ["auto", "blocked"])
+def test_received_attention_is_as_accurate_as_stated(backend, kind, side, dtype):
+    """Group `all`, random weights and single rows, with entropy and carried values."""
+    m = mask(kind, 2, 300, 300, side)
+    call = call_of(m, heads=4, repeats=2, dim=64, dtype=dtype)
+    counts = m.standing[..., None]
+    weights = torch.rand(2, 300, 20)
+    weights[..., 0] = 1.0
+    weights[..., 1:10] = (
+        torch.nn.functional.one_hot(torch.arange(300) % 33, 33)[:, :9].float() * (torch.arange(300) // 33 == 6)[:, None]
+    )
+    weights = weights * counts
+    entropy = row_mean(m.standing, m.table.sum(-1)[:, 0].float())
+    carry = torch.rand(2, 300, 3)
+    gpu = on_gpu(call)
+    lse = attend(gpu).lse
+    if backend == "auto" and lse is not None:
+        assert backend_for(gpu) == "triton"
+    got = receive(gpu, lse, Ask(weights.cuda(), entropy.cuda()), carry.cuda(), backend)
+    A = probabilities(call, m)
+    rows = -torch.where(A > 0, A * A.clamp_min(1e-300).log(), 0.0).sum(-1)
+    onward = (A @ carry.double()[:, None]).mean(1)
+    assert off(got.received.cpu(), torch.einsum("bhij,big->bhgj", A, weights.double())) <= LIMIT[dtype]
+    assert float((got.entropy.cpu() - (rows * entropy[:, None]).sum(-1)).abs().max()) <= 1e-3
+    assert off((got.carried.cpu() * counts).flatten(1), (onward * counts).flatten(1)) <= LIMIT[dtype]
+
+
+def test_tf32_allowed_for_the_model_is_not_used_for_the_capture():
+    m = mask("window", 1, 200, 200, size=50)
+    call = call_of(m, heads=4, dim=64)
+    want = torch.einsum("bhij->bhj", probabilities(call, m))
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        got = receive(on_gpu(call), None, Ask(torch.ones(1, 200, 1, device="cuda")), None, "blocked").received[:, :, 0]
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert off(got.cpu(), want) <= 5e-6
