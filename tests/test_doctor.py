@@ -28,7 +28,7 @@ def test_captured_is_executed_on_this_machine(report):
 def test_every_kind_of_call_is_tried(report):
     tried = {(o.case.mask, o.case.padding, o.case.dtype, o.case.grouped, o.case.cached) for o in report.outcomes}
     assert len(tried) == 7 * 4 * 3 * 2 * 2
-    assert all(set(o.errors) == {"output", "received", "entropy", "carried"} for o in report.outcomes)
+    assert all({"output", "received", "entropy", "carried"} <= set(o.errors) for o in report.outcomes)
 
 
 def test_whole_models_of_every_kind_are_tried(report):
@@ -78,7 +78,7 @@ def test_a_wrong_log_sum_exp_is_found(monkeypatch):
 
     monkeypatch.setattr(doctor, "attend", shifted)
     outcome = doctor.check(CALL)
-    assert "received" in outcome.wrong
+    assert outcome.wrong == ["mass"]
     assert "output" not in outcome.wrong
 
 

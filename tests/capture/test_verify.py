@@ -115,6 +115,8 @@ def test_a_log_sum_exp_of_another_head_shows_with_and_without_verify(model, monk
     """Rows of softmax sum to 1; that costs nothing to check at every step."""
     lie(monkeypatch, "attend", lambda honest, call: replace(honest(call), lse=honest(call).lse.roll(1, 1)))
     said = r"differs from executed at layer 0 \('model\.layers\.0\.self_attn'\), head \d, step 0, sample 0: rows sum to"
+    if verify:
+        said = r"differs from executed at layer 'model\.layers\.0\.self_attn', step 0: mass is off by"
     with pytest.raises(fs.UserError, match=said):
         run(model, verify=verify)
 
@@ -134,7 +136,7 @@ def test_errors_are_small_for_an_honest_call_and_name_every_quantity(kind, dtype
     carry = torch.rand(2, 20, 3)
     done = attend(call)
     errors = call_errors(call, done.output, ask, carry, receive(call, done.lse, ask, carry))
-    assert set(errors) == {"output", "received", "entropy", "carried"}
+    assert set(errors) == {"output", "received", "mass", "entropy", "carried"}
     for what, error in errors.items():
         assert error <= (verify.OUTPUT if what == "output" else verify.REDUCED)[dtype]
 

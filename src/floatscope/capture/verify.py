@@ -45,7 +45,7 @@ def call_errors(call: Attention, output: Tensor, ask: Ask, carry: Tensor | None,
     }
     if got.mass is not None:  # rows summed to 1 under the log-sum-exp of the kernel that ran
         count = ask.weights[..., 0].sum(1)[:, None]
-        errors["row sums"] = float(((got.mass - count) / count.clamp_min(1)).abs().max())
+        errors["mass"] = float(((got.mass - count) / count.clamp_min(1)).abs().max())
     if want.entropy is not None and got.entropy is not None:
         errors["entropy"] = float((got.entropy - want.entropy).abs().max())
     if want.carried is not None and got.carried is not None:
