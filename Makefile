@@ -24,8 +24,13 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(READY)
-	$(BIN)/python benchmarks/run.py
+bench: $(VENV)/.bench
+	$(BIN)/python benchmarks/watch_cost.py
+	$(BIN)/python benchmarks/accuracy.py
+
+$(VENV)/.bench: $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[bench]"
+	touch $@
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

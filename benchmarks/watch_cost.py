@@ -7,6 +7,7 @@ R        received attention of 16 query groups (3 groups and 13 regions), nothin
 summary  everything the keep level `summary` computes in a forward: R, entropy, rollout, top keys, moments, norms
 decode   summary as `decode` runs it: keys held until the commits are known, then one predicting row
 eager    `attn_implementation="eager"` with `output_attentions=True`, the usual way to see attention
+causal … the same for an autoregressive model: plain, R, summary, and TransformerLens keeping every pattern (CPU only)
 graph    both sides replayed as a CUDA graph: what is left when launches are free
 
 The model has random weights: time does not depend on their values, and nothing is downloaded.
@@ -87,16 +88,18 @@ class Bench:
     def __init__(self, device: str) -> None:
         self.device, self.model = device, build(device)
 
-    def forward(self, canvas: CanvasState, **kwargs: Any) -> Any:
-        return self.model(input_ids=canvas.tokens, is_causal=False, use_cache=False, **kwargs)
+    def forward(self, canvas: CanvasState, causal: bool = False, **kwargs: Any) -> Any:
+        return self.model(input_ids=canvas.tokens, is_causal=causal, use_cache=False, **kwargs)
 
-    def plain(self, canvas: CanvasState) -> Variant:
-        return Variant(lambda: self.forward(canvas))
+    def plain(self, canvas: CanvasState, causal: bool = False) -> Variant:
+        return Variant(lambda: self.forward(canvas, causal))
 
-    def watched(self, canvas: CanvasState, watcher: Watcher, commits: Commits | None = None) -> Variant:
+    def watched(
+        self, canvas: CanvasState, watcher: Watcher, commits: Commits | None = None, causal: bool = False
+    ) -> Variant:
         def run() -> Any:
             watcher.begin(canvas)
-            self.forward(canvas)
+            self.forward(canvas, causal)
             return watcher.finish(commits)
 
         return Variant(run, lambda: into(self.model, watcher))
@@ -109,6 +112,25 @@ class Bench:
             self.model.set_attn_implementation("sdpa")
 
         return Variant(lambda: self.forward(canvas, output_attentions=True).attentions[-1].shape, switched)
+
+    def lens(self, canvas: CanvasState) -> Variant | None:
+        """TransformerLens on a model of the same shape, every attention pattern cached; None if it is not installed."""
+        try:
+            from transformer_lens import HookedTransformer, HookedTransformerConfig
+        except ImportError:
+            return None
+        c = self.model.config
+        heads = c.num_attention_heads
+        model = HookedTransformer(
+            HookedTransformerConfig(
+                n_layers=c.num_hidden_layers, d_model=c.hidden_size, n_ctx=c.max_position_embeddings, n_heads=heads,
+                d_head=c.hidden_size // heads, d_mlp=c.intermediate_size, d_vocab=c.vocab_size, act_fn="silu",
+                gated_mlp=True, normalization_type="RMS", final_rms=True, positional_embedding_type="rotary",
+                rotary_dim=c.hidden_size // heads, device="cpu",
+            )
+        )  # fmt: skip
+        patterns = lambda name: name.endswith("hook_pattern")  # noqa: E731
+        return Variant(lambda: model.run_with_cache(canvas.tokens, names_filter=patterns))
 
     def graphed(self, canvas: CanvasState, watcher: Watcher | None) -> Variant:
         """The forward, with every layer's reductions, as a CUDA graph; `finish` reads numbers back, so it is left out.
@@ -168,6 +190,12 @@ def measure(bench: Bench, T: int) -> list[dict[str, Any]]:
     }
     if EAGER_UP_TO[bench.device] >= T:
         runs["eager"] = bench.eager(canvas)
+    if bench.device == "cpu":
+        runs["causal plain"] = bench.plain(canvas, causal=True)
+        runs["causal R"] = bench.watched(canvas, Watcher(Watch(fields=R_ALONE)), causal=True)
+        runs["causal summary"] = bench.watched(canvas, Watcher(Watch()), causal=True)
+        if (lens := bench.lens(canvas)) is not None:
+            runs["causal TransformerLens"] = lens
     for variant in runs.values():  # compile, tune, fill the allocator's cache
         bench.time(variant)
         bench.time(variant)
@@ -182,7 +210,8 @@ def measure(bench: Bench, T: int) -> list[dict[str, Any]]:
             times[name].append(bench.time(variant))
     rows = []
     for name in runs:
-        base = "graph plain" if name.startswith("graph") else "plain"
+        mode = name.split()[0]
+        base = f"{mode} plain" if mode in ("graph", "causal") else "plain"
         median = statistics.median(times[name])
         rows.append(
             {

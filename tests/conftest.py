@@ -9,8 +9,8 @@ import torch
 from hypothesis import HealthCheck, settings
 from jaxtyping import install_import_hook
 
-# Not `floatscope` as a whole: beartype cannot decorate methods one by one where a class is annotated with `Self`.
-ROOMS = ("api", "capture", "decode", "models", "trace.trace", "values")
+# All but `cli`, whose annotations typer reads.
+ROOMS = ("api", "capture", "decode", "demo", "doctor", "models", "trace", "values")
 
 assert not any(name.startswith("floatscope") for name in sys.modules), "the shape checks must be installed first"
 install_import_hook([f"floatscope.{room}" for room in ROOMS], "beartype.beartype")

@@ -153,7 +153,6 @@ def test_a_model_without_a_mask_token_cannot_denoise(arm):
         fs.decode(model, PROMPTS, new_tokens=2, steps=1)
 
 
-@pytest.mark.xfail(strict=True, reason="watcher: finish() computes under the caller's autocast")
 def test_under_autocast_the_fields_are_still_fp32(llada):
     regions = Regions.from_spans([{"prompt": [(0, 7)], "answer": [(7, 15)]}], 15)
     with torch.autocast("cpu", torch.bfloat16):
@@ -225,6 +224,17 @@ def test_a_cache_passed_by_hand_is_noticed(arm):
     np.testing.assert_allclose(trace.received(view="prefix")[-1], whole.traces[0].received()[0], 1e-3, 1e-5)
 
 
+def test_watching_begins_before_the_cache_is_filled(arm):
+    """Rows that were not seen cannot be added up."""
+    with torch.no_grad():
+        past = arm(torch.tensor(PROMPTS[:1])).past_key_values
+        with (
+            fs.watch(arm),
+            pytest.raises(fs.UserError, match="the cache holds 7 positions whose rows were not seen; begin"),
+        ):
+            arm(torch.tensor([[5]]), past_key_values=past)
+
+
 def test_each_prompt_is_a_sequence_of_its_own(arm):
     first, second = torch.tensor(PROMPTS[:1]), torch.tensor([[9, 9, 9, 9, 9, 9, 9]])  # of the same length
     with fs.watch(arm) as seen:
@@ -243,6 +253,21 @@ def test_a_cache_that_forgets_is_refused():
     said = r"layer 'model\.layers\.0\.self_attn' attends over \d keys but the canvas has \d+ positions: .*pruned caches"
     with fs.watch(model), pytest.raises(fs.UserError, match=said):
         model.generate(torch.tensor(PROMPTS[:1]), max_new_tokens=4, do_sample=False)
+
+
+def test_a_static_cache_is_refused(arm):
+    said = r"a StaticCache attends over positions that are not written yet.*cache_implementation='dynamic'"
+    with fs.watch(arm), pytest.raises(fs.UserError, match=said):
+        arm.generate(torch.tensor(PROMPTS[:1]), max_new_tokens=4, do_sample=False, cache_implementation="static")
+
+
+def test_beams_are_sequences_of_their_own(arm):
+    ids = torch.tensor(PROMPTS[:1])
+    go = {"max_new_tokens": 4, "num_beams": 3, "do_sample": False}
+    plain = arm.generate(ids, **go)
+    with fs.watch(arm, verify=True) as seen:
+        assert torch.equal(arm.generate(ids, **go), plain)
+    assert len(seen.traces) == 3
 
 
 # --- around a denoising loop of one's own -----------------------------------------------------------------------------
@@ -349,6 +374,12 @@ def test_an_unknown_field_suggests_the_nearest():
         fs.Watch(fields=("recieved",))
     with pytest.raises(fs.UserError, match="nothing to keep: name at least one field of received"):
         fs.Watch(fields=())
+
+
+def test_rows_of_commits_are_not_for_foreign_code(bert):
+    said = "row_key, rows: rows of commits, which `watch` does not know; use fs.decode"
+    with pytest.raises(fs.UserError, match=said), fs.watch(bert, fields=("received", "row_key", "rows")):
+        pass
 
 
 def test_an_unknown_backend_suggests_the_nearest():

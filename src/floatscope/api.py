@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from floatscope.capture.fields import FIELDS
 from floatscope.capture.watcher import Watch, Watcher
 from floatscope.capture.ways import into
 from floatscope.decode import Step, canvas_of, denoise
@@ -127,14 +128,23 @@ class Seen:
                 raise UserError("the watched forward takes neither token ids [batch, position] nor embeddings")
             ids = torch.full(embeds.shape[:2], -1, device=embeds.device)
         past = kwargs.get("past_key_values")
+        if getattr(past, "is_compileable", False):
+            raise UserError(
+                f"a {type(past).__name__} attends over positions that are not written yet, which is not captured;"
+                " use generate(cache_implementation='dynamic')"
+            )
         cached = int(past.get_seq_length()) if past is not None and hasattr(past, "get_seq_length") else 0
         self._cached = past is not None
         if self._before is not None and not _continues(self._before, ids, cached):
             self._before = None
         before = self._before
-        if cached:
-            head = ids.new_full((len(ids), cached), -1) if before is None else before.tokens[:, :cached]
-            ids = torch.cat([head, ids], 1)
+        if cached and before is None:
+            raise UserError(
+                f"the cache holds {cached} positions whose rows were not seen; begin the `watch` block before the first"
+                " forward of a sequence"
+            )
+        if before is not None:
+            ids = torch.cat([before.tokens[:, :cached], ids], 1)
         mask = kwargs.get("attention_mask")
         valid = torch.ones_like(ids, dtype=torch.bool)
         if isinstance(mask, Tensor) and mask.ndim == 2:
@@ -160,9 +170,14 @@ def watch(module: nn.Module | Model, *, mask_id: int | None = None, **settings: 
     if isinstance(module, Model):
         mask_id = module.spec.mask_id if mask_id is None else mask_id
         module = module.module
-    names = Watch(**settings).names
-    without_rows = tuple(name for name in names if "commit" not in _axes(name))
-    seen = Seen(Watcher(replace(Watch(**settings), fields=without_rows)), mask_id)
+    wanted = Watch(**settings)
+    without_rows = tuple(name for name in wanted.names if "commit" not in FIELDS[name].axes)
+    if wanted.fields is not None and without_rows != wanted.fields:
+        unknown_here = ", ".join(name for name in wanted.fields if name not in without_rows)
+        raise UserError(
+            f"{unknown_here}: rows of commits, which `watch` does not know; use fs.decode, or leave them out"
+        )
+    seen = Seen(Watcher(replace(wanted, fields=without_rows)), mask_id)
     with into(module, seen.watcher) as seen.way:
         root = [
             module.register_forward_pre_hook(lambda _, args, kwargs: seen._begin(args, kwargs), with_kwargs=True),
@@ -187,12 +202,6 @@ def _continues(before: CanvasState, ids: Tensor, cached: int) -> bool:
 def _recorder(samples: Sequence[str], watcher: Watcher, meta: Mapping[str, Any]) -> Recorder:
     axes = {reducer.name: reducer.axes for reducer in watcher.watch.reducers}
     return Recorder(samples, meta=meta, extra_axes=axes, coords={"layer": watcher.layers})
-
-
-def _axes(name: str) -> tuple[str, ...]:
-    from floatscope.capture.fields import FIELDS
-
-    return FIELDS[name].axes
 
 
 def _to(canvas: CanvasState, device: torch.device) -> CanvasState:

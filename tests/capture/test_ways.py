@@ -164,9 +164,9 @@ def test_a_padded_batch_gives_the_same_where_it_is_not_padding(name, ids, paddin
     assert [int(trace.arrays["keys"][0]) for trace in seen.traces] == [8, 12, 9]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("name", ["llama", "mistral", "bert"])
-def test_half_precision_gives_the_same_bits(name, dtype, ids):
+def test_another_precision_gives_the_same_bits(name, dtype, ids):
     model = built(INTERFACE[name]).to(dtype)
     before = logits(model, ids)
     with fs.watch(model, verify=True):
@@ -400,9 +400,6 @@ def test_three_dimensional_queries_are_the_heads_of_one_sequence(ids):
     assert seen.traces[0].arrays["top_key"].shape[2] == 4  # heads
 
 
-@pytest.mark.xfail(
-    strict=True, reason="watcher: a batch other than the canvas's is not checked; a RuntimeError escapes"
-)
 def test_batch_and_heads_in_one_axis_are_refused(ids):
     def folded(q, k, v):
         return functional.scaled_dot_product_attention(*(x.flatten(0, 1) for x in (q, k, v))).unflatten(0, q.shape[:2])
@@ -428,9 +425,6 @@ def test_a_rectangular_causal_mask_is_aligned_with_key_zero(ids):
         assert torch.equal(matrix[0, 0, 0, -5:] > 0, torch.ones(5, T).tril().bool())
 
 
-@pytest.mark.xfail(
-    strict=True, reason="watcher: the residual is padded by keys - queries, though its rows are all there"
-)
 def test_fewer_queries_than_positions_leave_the_residual_alone(ids):
     model = built(lambda: Nano(last_five))
     with fs.watch(model, fields=("residual",)) as seen:
@@ -623,7 +617,6 @@ def test_nan_in_the_padding_is_nobodys_business(ids, padding):
     assert all(not torch.tensor(trace.received()).isnan().any() for trace in seen.traces)
 
 
-@pytest.mark.xfail(strict=True, reason="watcher: a row that sees nothing counts as a row of group `all`")
 def test_a_row_that_sees_nothing_is_left_out(ids):
     """Left-padded rows under a mask of the caller's own: the watcher is not told which rows are padding."""
     blind = torch.ones(T, T).tril().bool()

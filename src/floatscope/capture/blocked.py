@@ -113,7 +113,7 @@ def _unpadded(call: Attention, lse: Tensor | None) -> Iterator[tuple[Block, Tens
     query = (call.query.float() * (call.scaling * LOG2E)).unflatten(1, (KV, rep))  # [b, kv, rep, q, d]
     key = call.key.float()
     if lse is not None:
-        shift = (lse * -LOG2E).unflatten(1, (KV, rep))[..., None]
+        shift = (lse.float() * -LOG2E).unflatten(1, (KV, rep))[..., None]
         query = torch.cat([query, shift], -1)
         key = torch.cat([key, torch.ones_like(key[..., :1])], -1)
     key = key.transpose(-1, -2)  # [b, kv, d, k]

@@ -65,6 +65,9 @@ def plan_for(see: Visibility, canvas: CanvasState, *, regions: bool, entropy: bo
     first = see.keys - see.queries  # the query rows are the last positions of the canvas
     valid = canvas.valid[:, first:]
     weights = Groups.of_canvas(canvas).weights[:, first:]
+    if see.kind in ("mask", "rule"):  # a row that sees nothing has no attention to count
+        sees = (see.seen_keys(weights.device) > 0).any(1)
+        valid, weights = valid & sees, weights * sees[..., None]
     member = pool = rows_in = None
     columns = [weights]
     if regions and canvas.regions.member is not None:

@@ -101,6 +101,10 @@ class Visibility:
         """Each sample's first valid key: where windows and blocks count from."""
         return 0 if self.valid is None else self.valid.int().argmax(-1)
 
+    def contiguous(self) -> Visibility:
+        """transformers asks this of a mask it makes before the forward (static caches, which `watch` then refuses)."""
+        return self
+
     @property
     def per_head(self) -> bool:
         return self.mask is not None and self.mask.shape[1] > 1

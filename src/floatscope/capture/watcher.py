@@ -127,7 +127,7 @@ class Watcher:
         commits = Commits.none() if commits is None or not self.rows else commits
         if len(commits) and int(commits.row.min()) < self._first_row:
             raise ValueError(f"row {int(commits.row.min())} decided a commit, but no position it decides was masked")
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast(canvas.tokens.device.type, enabled=False):
             expected = [plan.expected(commits) for plan in self._plans]
             predicted = [blocked.rows(call, commits.sample, _row(commits, call)) for call in self._held]
             layers = self._summaries(commits, predicted, expected)
@@ -148,6 +148,11 @@ class Watcher:
                 f"layer '{layer.name}' attends over {see.keys} keys but the canvas has {canvas.tokens.shape[1]}"
                 " positions: cross-attention and pruned caches are not captured"
             )
+        if len(call.query) != len(canvas.tokens):
+            raise UserError(
+                f"layer '{layer.name}' attends in a batch of {len(call.query)} but the canvas has {len(canvas.tokens)}"
+                " samples: heads or windows folded into the batch are not captured"
+            )
         at = self._plan(see, canvas)
         plan = self._plans[at]
         carry = self._carry_in(index, plan)
@@ -158,7 +163,7 @@ class Watcher:
         if got.carried is not None:
             extra["rollout"] = self._carry_out(index, got.carried, plan)
         if "residual" in self.fields and (norms := layer.residual()) is not None:
-            cached = see.keys - see.queries  # rows of earlier steps: not in this forward
+            cached = see.keys - norms.shape[1]  # rows of earlier steps: not in this forward
             extra["residual"] = F.pad(norms, (cached, 0), value=torch.nan) if cached else norms
         for reducer in self.watch.reducers:
             extra[reducer.name] = reducer.run(call, lse)
@@ -251,7 +256,7 @@ class Watcher:
             raise UserError(f"NaN or inf in the attention scores at {where}; try float32 or bfloat16 weights")
         raise UserError(
             f"captured attention differs from executed at {where}: rows sum to"
-            f" {1 + float(error[layer, sample, head]):.4f} instead of 1; run `floatscope doctor`"
+            f" {float((totals / count)[layer, sample, head]):.4f} instead of 1; run `floatscope doctor`"
         )
 
 

@@ -331,7 +331,11 @@ class Sites:
             self._block_of[module] = above
         block = self._block_of[module]
         stream = None if block is None else self.streams.get(block)
-        return None if stream is None else torch.linalg.vector_norm(stream.detach(), dim=-1, dtype=torch.float32)
+        if stream is None:
+            return None
+        wide = torch.promote_types(stream.dtype, torch.float32)
+        norms: Tensor = torch.linalg.vector_norm(stream.detach(), dim=-1, dtype=wide)
+        return norms.float()
 
     def _gram(self, module: nn.Module, heads: int, dim: int) -> Tensor | None:
         """W_OᵀW_O of the projection that follows the heads, found by the names in use; None if there is none."""
