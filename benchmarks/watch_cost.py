@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import re
 import statistics
 import subprocess
 import time
@@ -25,10 +26,13 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from floatscope.capture.watcher import Watch, Watcher
@@ -114,23 +118,19 @@ class Bench:
         return Variant(lambda: self.forward(canvas, output_attentions=True).attentions[-1].shape, switched)
 
     def lens(self, canvas: CanvasState) -> Variant | None:
-        """TransformerLens on a model of the same shape, every attention pattern cached; None if it is not installed."""
+        """The same weights in TransformerLens, every attention pattern cached; None if it is not installed."""
         try:
-            from transformer_lens import HookedTransformer, HookedTransformerConfig
+            from transformer_lens.model_bridge import TransformerBridge
         except ImportError:
             return None
-        c = self.model.config
-        heads = c.num_attention_heads
-        model = HookedTransformer(
-            HookedTransformerConfig(
-                n_layers=c.num_hidden_layers, d_model=c.hidden_size, n_ctx=c.max_position_embeddings, n_heads=heads,
-                d_head=c.hidden_size // heads, d_mlp=c.intermediate_size, d_vocab=c.vocab_size, act_fn="silu",
-                gated_mlp=True, normalization_type="RMS", final_rms=True, positional_embedding_type="rotary",
-                rotary_dim=c.hidden_size // heads, device="cpu",
-            )
-        )  # fmt: skip
-        patterns = lambda name: name.endswith("hook_pattern")  # noqa: E731
-        return Variant(lambda: model.run_with_cache(canvas.tokens, names_filter=patterns))
+        words = Tokenizer(WordLevel({str(i): i for i in range(self.model.config.vocab_size)}, unk_token="0"))
+        with TemporaryDirectory() as folder:
+            self.model.save_pretrained(folder)
+            special = {"unk_token": "0", "bos_token": "1", "eos_token": "2", "pad_token": "3"}
+            PreTrainedTokenizerFast(tokenizer_object=words, **special).save_pretrained(folder)
+            bridge = TransformerBridge.boot_transformers(folder, device="cpu")
+        patterns = re.compile("hook_pattern$").search
+        return Variant(lambda: bridge.run_with_cache(canvas.tokens, names_filter=lambda name: bool(patterns(name))))
 
     def graphed(self, canvas: CanvasState, watcher: Watcher | None) -> Variant:
         """The forward, with every layer's reductions, as a CUDA graph; `finish` reads numbers back, so it is left out.

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from floatscope.capture.ask import Ask, Received
+from floatscope.capture.ask import TILE, Ask, Received
 from floatscope.capture.attention import Attention
 from floatscope.capture.visibility import HIDDEN
 
@@ -36,9 +37,9 @@ class Block:
 
 
 def blocks(call: Attention, lse: Tensor | None) -> Iterator[Block]:
-    """All of A, a block at a time, in fp32."""
+    """All of A, a block at a time, in fp32. The memory of `p` is reused: copy what should outlive the iteration."""
     for at, _, total in _powers(call, lse):
-        at.p.div_(total)
+        at.p.div_(total[..., None])
         yield at
 
 
@@ -48,20 +49,24 @@ def receive(call: Attention, lse: Tensor | None, ask: Ask, carry: Tensor | None 
     weights = ask.weights.float().transpose(1, 2).contiguous()  # [b, g, q]
     received = weights.new_zeros(B, H, G, K)
     entropy = None if ask.entropy is None else weights.new_zeros(B, H)
-    carried = None if carry is None else weights.new_zeros(B, Q, carry.shape[-1])
-    mass = None if lse is None else weights.new_zeros(B, H)
+    wide = None if carry is None else F.pad(carry, (0, -carry.shape[-1] % TILE))  # 16 columns take half as long as 13
+    carried = None if wide is None else weights.new_zeros(B, Q, wide.shape[-1])
+    totals = weights.new_ones(B, H, Q)
     for at, x, total in _powers(call, lse):  # rows sum to `total`: what is added up is divided, not the block
-        w = weights[at.batch, None, :, at.rows] / total.transpose(-1, -2)  # [b, h, g, rows]
-        received[at.batch, at.heads, :, at.keys] += w @ at.p
-        if carried is not None and carry is not None:
-            carried[at.batch, at.rows] += ((at.p @ carry[at.batch, None, at.keys]) / total).sum(1)
+        b, p = at.batch.start, at.p[0]
+        totals[b, at.heads, at.rows] = total
+        w = weights[b, None, :, at.rows] / total[:, None]  # [h, g, rows]
+        received[b, at.heads, :, at.keys] += torch.bmm(w, p)
+        if carried is not None and wide is not None:
+            columns = p.flatten(0, 1) @ wide[b, at.keys]  # [h * rows, c]
+            carried[b, at.rows] += (columns.view(*total.shape, -1) / total[..., None]).sum(0)
         if entropy is not None and ask.entropy is not None:
-            mean_x = x.mul_(at.p).sum(-1, keepdim=True) / total  # [b, h, rows, 1]
-            bits = (total.log2() - mean_x)[..., 0] * ask.entropy[at.batch, None, at.rows]
-            entropy[at.batch, at.heads] += bits.sum(-1) * LN2
-        if mass is not None:
-            mass[at.batch, at.heads] += (total[..., 0] * weights[at.batch, :1, at.rows]).sum(-1)
-    return Received(received, entropy, None if carried is None else carried / H, mass)
+            bits = total.log2() - x[0].mul_(p).sum(-1) / total  # [h, rows]
+            entropy[b, at.heads] += (bits * ask.entropy[b, at.rows]).sum(-1) * LN2
+    if carried is not None and carry is not None:
+        carried = carried[..., : carry.shape[-1]] / H
+    mass = None if lse is None else (totals * weights[:, :1]).sum(-1)
+    return Received(received, entropy, carried, mass)
 
 
 def rows(call: Attention, sample: Tensor, row: Tensor) -> Float[Tensor, "chosen head key"]:
@@ -92,20 +97,13 @@ def rows(call: Attention, sample: Tensor, row: Tensor) -> Float[Tensor, "chosen 
 def _powers(call: Attention, lse: Tensor | None) -> Iterator[tuple[Block, Tensor, Tensor]]:
     """Blocks of 2^x, with x and the sum of each row: 1 but for the rounding of `lse`, which the caller divides out."""
     for batch, rows, keys, one in call.samples():
-        if one.visible.queries == 0 or one.visible.keys == 0:
-            continue
-        part = None if lse is None else lse[batch, :, rows]
-        for at, x, total in _unpadded(one, part):
-            moved = replace(
-                at,
-                batch=_shift(at.batch, batch.start),
-                rows=_shift(at.rows, rows.start),
-                keys=_shift(at.keys, keys.start),
-            )
-            yield moved, x, total
+        if one.visible.queries and one.visible.keys:
+            part = None if lse is None else lse[batch, :, rows]
+            yield from _unpadded(one, part, batch.start, rows.start, keys.start)
 
 
-def _unpadded(call: Attention, lse: Tensor | None) -> Iterator[tuple[Block, Tensor, Tensor]]:
+def _unpadded(call: Attention, lse: Tensor | None, b0: int, q0: int, k0: int) -> Iterator[tuple[Block, Tensor, Tensor]]:
+    """The same for a call without padding, whose slices stand at b0, q0 and k0 of the whole."""
     see, rep = call.visible, call.repeats
     B, _, Q, _ = call.query.shape
     KV = call.key.shape[1]
@@ -117,6 +115,9 @@ def _unpadded(call: Attention, lse: Tensor | None) -> Iterator[tuple[Block, Tens
         query = torch.cat([query, shift], -1)
         key = torch.cat([key, torch.ones_like(key[..., :1])], -1)
     key = key.transpose(-1, -2)  # [b, kv, d, k]
+    # Two buffers for all blocks: fresh memory for each would cost as much in page faults as the arithmetic.
+    size = n_kv * rep * n_rows * see.keys
+    scores, powers = (torch.empty(size, device=call.query.device) for _ in range(2))
     with _full_precision(call.query):
         for b in range(B):
             for kv in range(0, KV, n_kv):
@@ -126,34 +127,38 @@ def _unpadded(call: Attention, lse: Tensor | None) -> Iterator[tuple[Block, Tens
                     rows = slice(i, min(i + n_rows, Q))
                     keys = see.span(rows)
                     q = query[b, group, :, rows].flatten(1, 2)  # [n, rep * rows, d]
-                    x = torch.bmm(q, key[b, group, :, keys]).unflatten(1, (rep, -1)).flatten(0, 1)  # [h, rows, k]
-                    x = _masked(call, x[None], b, heads, rows, keys)
+                    n, m, k = len(q), q.shape[1], keys.stop - keys.start
+                    x = torch.bmm(q, key[b, group, :, keys], out=scores[: n * m * k].view(n, m, k))
+                    x = x.view(1, n * rep, -1, k)  # [1, h, rows, k]
+                    _mask(call, x, b, heads, rows, keys)
                     if lse is None:
-                        x = x - x.amax(-1, keepdim=True).clamp_min(HIDDEN / 2)
-                    p = torch.exp2(x)
-                    total = p.sum(-1, keepdim=True)
-                    total = total.masked_fill(total == 0, 1.0) if not see.plain else total  # a row that sees nothing
-                    yield Block(slice(b, b + 1), heads, rows, keys, p), x, total
+                        x -= x.amax(-1, keepdim=True).clamp_min(HIDDEN / 2)
+                    p = torch.exp2(x, out=powers[: n * m * k].view(x.shape))
+                    total = p[0].sum(-1)  # [h, rows]
+                    if not see.plain:
+                        total.masked_fill_(total == 0, 1.0)  # a row that sees nothing
+                    here = slice(b0 + b, b0 + b + 1)
+                    yield Block(here, heads, _shift(rows, q0), _shift(keys, k0), p), x, total
 
 
 def _block_size(call: Attention) -> tuple[int, int]:
     """Rows and KV heads of a block."""
     width, KV = call.repeats * call.visible.keys, call.key.shape[1]
     if call.query.device.type == "cpu":
-        rows, budget = max(16, min(128, CPU_BLOCK // (2 * width))), CPU_BLOCK
-    else:
-        rows, budget = max(16, min(1024, CUDA_BLOCK // width)), CUDA_BLOCK
-    return rows, max(1, min(KV, budget // (rows * width)))
+        rows = max(16, min(256, CPU_BLOCK // width))
+        return rows, min(KV, max(2, CPU_BLOCK // (rows * width)))  # two heads at least, for two cores
+    rows = max(16, min(1024, CUDA_BLOCK // width))
+    return rows, max(1, min(KV, CUDA_BLOCK // (rows * width)))
 
 
-def _masked(call: Attention, x: Tensor, b: int, heads: slice, rows: slice, keys: slice) -> Tensor:
+def _mask(call: Attention, x: Tensor, b: int, heads: slice, rows: slice, keys: slice) -> None:
+    """Add the bias and hide what is not visible, in place."""
     see = call.visible
     per_head = heads if see.per_head else slice(None)
     if (bias := see.bias(rows, keys)) is not None:
-        x = x + _of(bias, b)[:, per_head] * LOG2E
+        x += _of(bias, b)[:, per_head] * LOG2E
     if (seen := see.allowed(rows, keys, x.device)) is not None:
-        x = x.masked_fill(~_of(seen, b)[:, per_head], HIDDEN)
-    return x
+        x.masked_fill_(~_of(seen, b)[:, per_head], HIDDEN)
 
 
 def _of(mask: Tensor, b: int) -> Tensor:

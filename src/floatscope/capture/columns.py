@@ -8,6 +8,7 @@ one product with the mean query: mean_i σ q_i·k_j = σ (mean_i q_i)·k_j, mean
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float
@@ -38,6 +39,10 @@ class Rows:
     def of(valid: Bool[Tensor, "batch query"]) -> Rows:
         return Rows(valid.contiguous(), 1 / valid.sum(-1).clamp_min(1))
 
+    @cached_property
+    def weight(self) -> Float[Tensor, "batch query"]:
+        return self.valid * self.share[:, None]
+
 
 def columns(
     call: Attention,
@@ -48,41 +53,70 @@ def columns(
     """The columns of `COLUMNS` for every head and key, fp32. Without a Gram matrix `output_norm` is NaN."""
     B, H, _, _ = call.query.shape
     out = torch.empty(B, H, len(COLUMNS), call.visible.keys, device=call.query.device)
+    query_norm = torch.empty(B, H, device=out.device)
     step = max(1, CHUNK // (B * max(call.visible.keys, call.visible.queries) * call.query.shape[-1]))
     for h in range(0, H, step):
-        heads = torch.arange(h, min(h + step, H), device=out.device)
-        q = call.query[:, h : h + step].float()
-        k = call.key[:, heads // call.repeats].float()
-        v = call.value[:, heads // call.repeats].float()
+        some = slice(h, min(h + step, H))
+        q = call.query[:, some].float()
+        k, v = (_of_heads(x, some, call.repeats).float() for x in (call.key, call.value))
         see = call.visible
         if see.per_head and see.mask is not None:
-            see = replace(see, mask=see.mask[:, h : h + step])
-        unit = q / q.norm(dim=-1, keepdim=True).clamp_min(1e-30)
-        k_norm = k.norm(dim=-1)
-        out[:, h : h + step, 0] = (mean_over_seeing(see, q, rows.valid) * k).sum(-1) * call.scaling
-        out[:, h : h + step, 1] = (mean_over_seeing(see, unit, rows.valid) * k).sum(-1) / k_norm.clamp_min(1e-30)
-        out[:, h : h + step, 2] = k_norm
-        out[:, h : h + step, 3] = v.norm(dim=-1)
+            see = replace(see, mask=see.mask[:, some])
+        q_norm, k_norm = _norm(q), _norm(k)
+        query_norm[:, some] = (q_norm * rows.weight[:, None]).sum(-1)
+        score, cosine = _mean_products(see, q, q_norm, k, rows)
+        out[:, some, 0] = score * call.scaling
+        out[:, some, 1] = cosine / k_norm.clamp_min(1e-30)
+        out[:, some, 2] = k_norm
+        out[:, some, 3] = _norm(v)
         if gram is None:
-            out[:, h : h + step, 4] = torch.nan
+            out[:, some, 4] = torch.nan
         else:
-            out[:, h : h + step, 4] = ((v @ gram[h : h + step]) * v).sum(-1).clamp_min(0).sqrt()
+            out[:, some, 4] = ((v @ gram[some]) * v).sum(-1).clamp_min(0).sqrt()
     if call.visible.valid is not None:
         out = torch.where(call.visible.valid.to(out.device)[:, None, None], out, 0.0)
-    weight = (rows.valid * rows.share[:, None])[:, None]
-    output_norm, query_norm = ((x.float().norm(dim=-1) * weight).sum(-1) for x in (output, call.query))
+    output_norm = (_norm(output.float()) * rows.weight[:, None]).sum(-1)
     return Columns(out, output_norm, query_norm)
+
+
+def _mean_products(
+    see: Visibility,
+    q: Float[Tensor, "batch head query dim"],
+    q_norm: Float[Tensor, "batch head query"],
+    k: Float[Tensor, "batch head key dim"],
+    rows: Rows,
+) -> tuple[Float[Tensor, "batch head key"], Float[Tensor, "batch head key"]]:
+    """Mean over the queries that see a key of q·k, and of q̂·k."""
+    inverse = 1 / q_norm.clamp_min(1e-30)
+    if see.kind == "full":  # the same queries see every key: one mean, one product
+        share = rows.weight[:, None].expand_as(inverse)
+        means = torch.stack([share, share * inverse], 2) @ q  # [b, h, 2, d]
+        both = k @ means.transpose(-1, -2)  # [b, h, key, 2]
+        return both[..., 0], both[..., 1]
+    unit = q * inverse[..., None]
+    return (
+        (mean_over_seeing(see, q, rows.valid) * k).sum(-1),
+        (mean_over_seeing(see, unit, rows.valid) * k).sum(-1),
+    )
+
+
+def _norm(x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows"]:
+    return x.square().sum(-1).sqrt()
+
+
+def _of_heads(x: Float[Tensor, "batch kv_head key dim"], heads: slice, repeats: int) -> Tensor:
+    """Keys or values as some query heads read them."""
+    if repeats == 1:
+        return x[:, heads]
+    return x[:, torch.arange(heads.start, heads.stop, device=x.device) // repeats]
 
 
 def mean_over_seeing(
     see: Visibility, x: Float[Tensor, "batch head query dim"], valid: Bool[Tensor, "batch query"]
 ) -> Float[Tensor, "batch head key dim"]:
-    """Mean of x over the valid queries that see each key (broadcast over keys when all keys are seen alike)."""
+    """Mean of x over the valid queries that see each key."""
     B, H, Q, D = x.shape
     weight = valid.to(x.dtype)
-    if see.kind == "full":
-        total = torch.einsum("bhqd,bq->bhd", x, weight)
-        return (total / weight.sum(-1).clamp_min(1)[:, None, None])[:, :, None]
     count = see.sum_over_seeing(weight[..., None]).clamp_min(1)  # [b, 1|h, key, 1]
     if see.per_head and see.mask is not None:
         alone = [replace(see, mask=see.mask[:, h : h + 1]) for h in range(H)]
