@@ -48,7 +48,7 @@ def receive(call: Attention, lse: Tensor | None, ask: Ask, carry: Tensor | None 
     G, K = ask.weights.shape[-1], call.visible.keys
     weights = ask.weights.float().transpose(1, 2).contiguous()  # [b, g, q]
     received = weights.new_zeros(B, H, G, K)
-    entropy = None if ask.entropy is None else weights.new_zeros(B, H)
+    mean_x = None if ask.entropy is None else weights.new_zeros(B, H, Q)  # Σ_j p·log2 p, row by row
     wide = None if carry is None else F.pad(carry, (0, -carry.shape[-1] % TILE))  # 16 columns take half as long as 13
     carried = None if wide is None else weights.new_zeros(B, Q, wide.shape[-1])
     totals = weights.new_ones(B, H, Q)
@@ -60,11 +60,13 @@ def receive(call: Attention, lse: Tensor | None, ask: Ask, carry: Tensor | None 
         if carried is not None and wide is not None:
             columns = p.flatten(0, 1) @ wide[b, at.keys]  # [h * rows, c]
             carried[b, at.rows] += (columns.view(*total.shape, -1) / total[..., None]).sum(0)
-        if entropy is not None and ask.entropy is not None:
-            bits = total.log2() - x[0].mul_(p).sum(-1) / total  # [h, rows]
-            entropy[b, at.heads] += (bits * ask.entropy[b, at.rows]).sum(-1) * LN2
+        if mean_x is not None:
+            mean_x[b, at.heads, at.rows] = x[0].mul_(p).sum(-1)
     if carried is not None and carry is not None:
         carried = carried[..., : carry.shape[-1]] / H
+    entropy = None
+    if mean_x is not None and ask.entropy is not None:
+        entropy = ((totals.log2() - mean_x / totals) * ask.entropy[:, None]).sum(-1) * LN2
     mass = None if lse is None else (totals * weights[:, :1]).sum(-1)
     return Received(received, entropy, carried, mass)
 
@@ -130,7 +132,8 @@ def _unpadded(call: Attention, lse: Tensor | None, b0: int, q0: int, k0: int) ->
                     n, m, k = len(q), q.shape[1], keys.stop - keys.start
                     x = torch.bmm(q, key[b, group, :, keys], out=scores[: n * m * k].view(n, m, k))
                     x = x.view(1, n * rep, -1, k)  # [1, h, rows, k]
-                    _mask(call, x, b, heads, rows, keys)
+                    if not see.plain:
+                        _mask(call, x, b, heads, rows, keys)
                     if lse is None:
                         x -= x.amax(-1, keepdim=True).clamp_min(HIDDEN / 2)
                     p = torch.exp2(x, out=powers[: n * m * k].view(x.shape))
