@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from itertools import pairwise
 
 import numpy as np
@@ -76,7 +78,7 @@ def test_a_trace_keeps_what_its_level_says(llada, keep):
 
 def test_a_batch_leaves_the_traces_its_samples_leave_alone(llada):
     watch = fs.Watch(keep="rows")
-    together = fs.decode(llada, PROMPTS, new_tokens=8, steps=4, watch=watch, samples=["0", "0"]).traces
+    together = fs.decode(llada, PROMPTS, new_tokens=8, steps=4, watch=watch, samples=["0", "1"]).traces
     for prompt, trace in zip(PROMPTS, together, strict=True):
         same(trace, fs.decode(llada, [prompt], new_tokens=8, steps=4, watch=watch).traces[0])
 
@@ -143,7 +145,7 @@ def test_names_and_facts_go_into_the_traces(llada):
 
 
 def test_a_name_for_every_prompt(llada):
-    with pytest.raises(fs.UserError, match="1 sample names for 2 prompts; give one for each"):
+    with pytest.raises(fs.UserError, match="1 different sample names for 2 prompts; give one for each"):
         fs.decode(llada, PROMPTS, new_tokens=2, steps=1, samples=["only"])
 
 
@@ -261,13 +263,66 @@ def test_a_static_cache_is_refused(arm):
         arm.generate(torch.tensor(PROMPTS[:1]), max_new_tokens=4, do_sample=False, cache_implementation="static")
 
 
-def test_beams_are_sequences_of_their_own(arm):
-    ids = torch.tensor(PROMPTS[:1])
-    go = {"max_new_tokens": 4, "num_beams": 3, "do_sample": False}
-    plain = arm.generate(ids, **go)
-    with fs.watch(arm, verify=True) as seen:
-        assert torch.equal(arm.generate(ids, **go), plain)
-    assert len(seen.traces) == 3
+def test_beam_search_is_refused_by_name(arm):
+    """It moves sequences between the rows of the batch: no row would be the trace of one sequence."""
+    with fs.watch(arm), pytest.raises(fs.UserError, match="beam search moves sequences from row to row of the batch"):
+        arm.generate(torch.tensor(PROMPTS[:1]), max_new_tokens=4, num_beams=3, do_sample=False)
+
+
+def test_a_mask_given_by_position_is_the_mask_given_by_name(arm):
+    ids, mask = torch.randint(3, 40, (2, 24)), torch.ones(2, 24, dtype=torch.long)
+    mask[0, :7] = 0
+    traces = []
+    for args, kwargs in (((ids, mask), {}), ((), {"input_ids": ids, "attention_mask": mask})):
+        with torch.no_grad(), fs.watch(arm, verify=True) as seen:
+            arm(*args, **kwargs)
+        traces.append(seen.traces)
+    for by_position, by_name in zip(*traces, strict=True):
+        assert set(by_position.arrays) == set(by_name.arrays)
+        for name, array in by_name.arrays.items():
+            np.testing.assert_array_equal(by_position.arrays[name], array)
+    assert [int(t.arrays["keys"][0]) for t in traces[0]] == [17, 24]
+
+
+SLIPS = """
+import floatscope as fs, sys
+llada = fs.open_llada(fs.write_random_llada(sys.argv[1]))
+def said(slip):
+    try:
+        slip()
+    except fs.UserError as error:
+        print(error)
+go = {"new_tokens": 4, "steps": 2}
+said(lambda: fs.decode(llada, [1, 2, 3], **go))
+said(lambda: fs.decode(llada, ["hello"], **go))
+said(lambda: fs.decode(llada, [[1, 99999]], **go))
+said(lambda: fs.decode(llada, [[1.5]], **go))
+said(lambda: fs.decode(llada, [[1]], **go, watch=True))
+said(lambda: fs.decode(llada.module, [[1]], **go))
+said(lambda: fs.watch(llada, kep="heads").__enter__())
+said(lambda: fs.watch("gpt2").__enter__())
+said(lambda: fs.Watch(fields="received"))
+said(lambda: fs.Watch(reducers=(fs.Reducer,)))
+"""
+
+
+def test_slips_of_the_hand_get_a_sentence(tmp_path):
+    """In a process of its own, because the shape checks of the tests would answer first."""
+    done = subprocess.run([sys.executable, "-c", SLIPS, str(tmp_path / "m")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    expected = [
+        "each prompt is a list of token ids, got 1; one prompt is [[1, 2, 3]]",
+        "each prompt is a list of token ids, got 'hello'; one prompt is [[1, 2, 3]]",
+        "token 99999 is not in m's vocabulary, 0 … 511",
+        "token 1.5 is not in m's vocabulary, 0 … 511",
+        "watch must be a fs.Watch(…) or None, got True",
+        "decode needs a floatscope Model (fs.open_llada), got LlamaForCausalLM; see also fs.watch",
+        "unknown setting of `watch` 'kep' (did you mean 'keep'?); allowed: keep, fields, reducers, verify, backend",
+        "watch needs a torch module or a floatscope Model, got str",
+        "fields must be a tuple of names, got the string 'received'; write ('received',)",
+        f"{fs.Reducer!r} is no reducer: give an instance of a fs.Reducer with a name and axes",
+    ]
+    assert done.stdout.splitlines() == expected
 
 
 # --- around a denoising loop of one's own -----------------------------------------------------------------------------

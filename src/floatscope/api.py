@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from dataclasses import fields as dataclass_fields
+from inspect import signature
 from typing import Any
 
 import torch
@@ -22,7 +24,7 @@ from floatscope.capture.fields import FIELDS
 from floatscope.capture.watcher import Watch, Watcher
 from floatscope.capture.ways import into
 from floatscope.decode import Step, canvas_of, denoise
-from floatscope.errors import UserError
+from floatscope.errors import UserError, unknown
 from floatscope.models import Model
 from floatscope.trace import Recorder, Trace
 from floatscope.values import CanvasState, Commits, Regions, State
@@ -49,12 +51,21 @@ def decode(
     meta: Mapping[str, Any] | None = None,
 ) -> Decoded:
     """Denoise the prompts (token ids) as one batch, watched or not."""
+    if not isinstance(model, Model):
+        raise UserError(
+            f"decode needs a floatscope Model (fs.open_llada), got {type(model).__name__}; see also fs.watch"
+        )
+    if watch is not None and not isinstance(watch, Watch):
+        raise UserError(f"watch must be a fs.Watch(…) or None, got {watch!r}")
+    if regions is not None and not isinstance(regions, Regions):
+        raise UserError(f"regions must be fs.Regions, got {type(regions).__name__}; use fs.Regions.from_spans")
     if model.spec.mask_id is None:
         raise UserError(f"{model.spec.name} has no mask token: it cannot denoise")
+    _check_prompts(prompts, model)
     canvas = _to(canvas_of(prompts, new_tokens, model.spec.mask_id, regions=regions), model.device)
     names = [str(i) for i in range(len(prompts))] if samples is None else list(samples)
-    if len(names) != len(prompts):
-        raise UserError(f"{len(names)} sample names for {len(prompts)} prompts; give one for each")
+    if len(names) != len(prompts) or len(set(names)) != len(names):
+        raise UserError(f"{len(set(names))} different sample names for {len(prompts)} prompts; give one for each")
     go: dict[str, Any] = {"mask_id": model.spec.mask_id, "steps": steps, "shift": model.spec.shift}
     done: list[Step] = []
     with torch.inference_mode():
@@ -68,6 +79,11 @@ def decode(
             return model.forward(state)
 
         facts = {"model": model.spec.name, "sampler": "confidence", "new_tokens": new_tokens, "steps": steps}
+        facts |= {
+            "temperature": 0,
+            "dtype": str(next(model.module.parameters()).dtype).removeprefix("torch."),
+            "fields": list(watch.names),
+        }
         recorder: Recorder | None = None
         with into(model.module, watcher):
             for step in denoise(watched, canvas, **go):
@@ -83,8 +99,9 @@ def decode(
 class Seen:
     """What a `watch` block saw: a step per forward, a trace per sequence; another prompt begins another sequence."""
 
-    def __init__(self, watcher: Watcher, mask_id: int | None) -> None:
+    def __init__(self, module: nn.Module, watcher: Watcher, mask_id: int | None) -> None:
         self.watcher, self.mask_id = watcher, mask_id
+        self._signature = signature(module.forward)
         self.way = ""
         self._recorders: list[Recorder] = []
         self._before: CanvasState | None = None
@@ -102,7 +119,7 @@ class Seen:
         return self.watcher.layers
 
     def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._now = self._canvas(args, kwargs)
+        self._now = self._canvas(self._signature.bind_partial(*args, **kwargs).arguments)
         self.watcher.begin(self._now)
 
     def _finish(self) -> None:
@@ -120,14 +137,18 @@ class Seen:
         self._recorders[-1].add(Step(self._now, self._now, Commits.none()), layers, self.watcher.layer_visibility)
         self._before = self._now
 
-    def _canvas(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CanvasState:
-        ids = kwargs.get("input_ids", args[0] if args else None)
+    def _canvas(self, given: Mapping[str, Any]) -> CanvasState:
+        """The canvas from what the forward was given, by position or by name."""
+        first = next(iter(given.values()), None)
+        ids = given.get("input_ids", first)
         if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.is_floating_point():
-            embeds = kwargs.get("inputs_embeds", ids)
+            embeds = given.get("inputs_embeds", ids)
             if not isinstance(embeds, Tensor) or embeds.ndim < 2:
                 raise UserError("the watched forward takes neither token ids [batch, position] nor embeddings")
             ids = torch.full(embeds.shape[:2], -1, device=embeds.device)
-        past = kwargs.get("past_key_values")
+        past = given.get("past_key_values")
+        if past is not None and hasattr(past, "reorder_cache"):
+            past.reorder_cache = _refuse_beams
         if getattr(past, "is_compileable", False):
             raise UserError(
                 f"a {type(past).__name__} attends over positions that are not written yet, which is not captured;"
@@ -145,7 +166,7 @@ class Seen:
             )
         if before is not None:
             ids = torch.cat([before.tokens[:, :cached], ids], 1)
-        mask = kwargs.get("attention_mask")
+        mask = given.get("attention_mask")
         valid = torch.ones_like(ids, dtype=torch.bool)
         if isinstance(mask, Tensor) and mask.ndim == 2:
             valid[:, : mask.shape[1]] = mask[:, : ids.shape[1]].bool()
@@ -170,6 +191,12 @@ def watch(module: nn.Module | Model, *, mask_id: int | None = None, **settings: 
     if isinstance(module, Model):
         mask_id = module.spec.mask_id if mask_id is None else mask_id
         module = module.module
+    if not isinstance(module, nn.Module):
+        raise UserError(f"watch needs a torch module or a floatscope Model, got {type(module).__name__}")
+    allowed = [f.name for f in dataclass_fields(Watch)]
+    for name in settings:
+        if name not in allowed:
+            raise unknown("setting of `watch`", name, allowed)
     wanted = Watch(**settings)
     without_rows = tuple(name for name in wanted.names if "commit" not in FIELDS[name].axes)
     if wanted.fields is not None and without_rows != wanted.fields:
@@ -177,7 +204,7 @@ def watch(module: nn.Module | Model, *, mask_id: int | None = None, **settings: 
         raise UserError(
             f"{unknown_here}: rows of commits, which `watch` does not know; use fs.decode, or leave them out"
         )
-    seen = Seen(Watcher(replace(wanted, fields=without_rows)), mask_id)
+    seen = Seen(module, Watcher(replace(wanted, fields=without_rows)), mask_id)
     with into(module, seen.watcher) as seen.way:
         root = [
             module.register_forward_pre_hook(lambda _, args, kwargs: seen._begin(args, kwargs), with_kwargs=True),
@@ -188,6 +215,23 @@ def watch(module: nn.Module | Model, *, mask_id: int | None = None, **settings: 
         finally:
             for handle in root:
                 handle.remove()
+
+
+def _check_prompts(prompts: Sequence[Sequence[int]], model: Model) -> None:
+    vocabulary = model.module.get_input_embeddings().num_embeddings  # type: ignore[operator]
+    for prompt in prompts:
+        if isinstance(prompt, str) or not hasattr(prompt, "__len__"):
+            raise UserError(f"each prompt is a list of token ids, got {prompt!r}; one prompt is [[1, 2, 3]]")
+        for token in prompt:
+            if token != int(token) or not 0 <= token < vocabulary:
+                raise UserError(f"token {token} is not in {model.spec.name}'s vocabulary, 0 … {vocabulary - 1}")
+
+
+def _refuse_beams(*_: Any) -> None:
+    raise UserError(
+        "beam search moves sequences from row to row of the batch, so a row is no one sequence's trace;"
+        " generate with num_beams=1, or watch one forward over the finished sequences"
+    )
 
 
 def _continues(before: CanvasState, ids: Tensor, cached: int) -> bool:

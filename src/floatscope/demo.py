@@ -86,9 +86,21 @@ class Seen:
         return {**paths, **folders, "steps": STEPS, "top_key_changes": self.changes}
 
 
+def _claim(folder: Path) -> None:
+    """The demo writes under names of its own, so it takes a new or empty folder, or one it took before."""
+    mark = folder / "floatscope-demo"
+    if folder.is_dir() and any(folder.iterdir()) and not mark.exists():
+        raise UserError(f"{folder} holds other files, which the demo might overwrite; give another folder with --out")
+    folder.mkdir(parents=True, exist_ok=True)
+    mark.touch()
+
+
 def prepare(folder: str | Path) -> Ready:
+    if not str(folder):
+        raise UserError("--out is empty; give a folder, such as --out demo")
     folder = Path(folder)
     try:
+        _claim(folder)
         checkpoint = write_random_llada(folder / "random-llada", seed=0)
     except (OSError, SafetensorError) as error:
         why = error.strerror if isinstance(error, OSError) else error
@@ -164,5 +176,5 @@ def _decode(model: Model, sample: str) -> Trace:
 
 
 def _changes(trace: Trace, layer: int) -> int:
-    top = trace.received(layer, scale="lift").argmax(1)  # [step]
+    top = np.nanargmax(trace.received(layer, scale="lift", eligible=True), 1)  # [step]
     return int((top[1:] != top[:-1]).sum())

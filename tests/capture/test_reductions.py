@@ -14,7 +14,7 @@ from transformers.models.llama import modeling_llama
 from transformers.models.mistral import modeling_mistral
 
 from floatscope.capture import watcher as watcher_module
-from floatscope.capture.fields import ELIGIBLE, FIELDS, GROUPS, QUANTITIES, RANKS
+from floatscope.capture.fields import ELIGIBLE, FIELDS, GROUPS, QUANTITIES, RANKS, SHARED
 from floatscope.capture.watcher import Watch, Watcher
 from floatscope.capture.ways import into
 from floatscope.errors import UserError
@@ -171,8 +171,8 @@ def test_full_keeps_every_field(case):
     assert len(layers) == LAYERS
     assert [r.layer for r in layers] == [0, 1, 2]
     assert set(layers[0].fields) == set(FIELDS)
-    for later in layers[1:]:  # layers share a visibility, and `uniform` comes with the first
-        assert set(later.fields) == set(FIELDS) - {"uniform"}
+    for later in layers[1:]:  # layers share a visibility, and what they share comes with the first
+        assert set(later.fields) == set(FIELDS) - set(SHARED)
 
 
 def test_matrix_is_eager_attention(case):

@@ -187,6 +187,8 @@ def _fields(
         if v not in VISIBILITY[:layer]:
             share = visible[v] / visible[v].sum(1, keepdims=True)
             fields["uniform"] = np.einsum("qk,qg->gk", share, W)
+            fields["seen"] = np.einsum("qk,qg->gk", visible[v] * 1, (W > 0) * 1).astype(np.int32)
+            fields["eligible"] = (fields["seen"] >= np.clip((W > 0).sum(0), 1, 16)[:, None]).astype(np.int8)
         layers.append({n: a if a.dtype.kind == "i" else a.astype(np.float32) for n, a in fields.items()})
     return layers
 

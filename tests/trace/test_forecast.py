@@ -82,7 +82,7 @@ def test_a_lower_level_is_offered_if_it_fits():
     assert "for 20 samples, most of it 'matrix'; the budget is 100 GiB. Use keep=\"rows\" (" in text
     level = re.search(r'Use keep="(\w+)"', text)[1]
     forecast(keep=level, samples=20, **LLADA).check("100GiB")
-    raised = re.search(r"--budget (\w+)", text)[1]
+    raised = re.search(r"budget=(\w+)", text)[1]
     size.check(raised)
 
 
@@ -97,19 +97,19 @@ def test_the_highest_level_that_fits_is_the_one_offered():
 def test_else_the_most_samples_that_fit_are_offered(keep, budget):
     size = forecast(keep=keep, samples=100_000, **LLADA)
     text = refused(size, budget)
-    for level, limit in re.findall(r'(?:keep="(\w+)" with )?--limit (\d+)', text):
+    for level, limit in re.findall(r'(?:keep="(\w+)" with )?samples=(\d+)', text):
         own = {"keep": level or keep, **LLADA}
         forecast(samples=int(limit), **own).check(budget)
         with pytest.raises(UserError):
             forecast(samples=int(limit) + 1, **own).check(budget)
-    assert "--limit" in text
+    assert "samples=" in text
 
 
 def test_else_fewer_steps_are_offered():
     size = forecast(keep="full", samples=5, **LLADA)
     text = refused(size, "10MB")
     steps = int(
-        re.search(r'Not even one sample fits: use keep="summary", --limit 1 and --steps (\d+), or raise', text)[1]
+        re.search(r'Not even one sample fits: use keep="summary", samples=1 and steps=(\d+), or raise', text)[1]
     )
     forecast(samples=1, **{**LLADA, "steps": steps}).check("10MB")
     with pytest.raises(UserError):
@@ -119,13 +119,13 @@ def test_else_fewer_steps_are_offered():
 def test_else_only_a_larger_budget_helps():
     size = forecast(samples=5, **LLADA)
     text = refused(size, "1kB")
-    assert "Not even one step of one sample fits: raise the budget, --budget 1GiB" in text
+    assert "Not even one step of one sample fits: raise the budget, budget=1GiB" in text
 
 
 def test_named_fields_are_offered_fewer_samples():
     text = refused(forecast(fields=("received_heads",), samples=50_000, **LLADA))
     assert text.startswith("fields received_heads needs ")
-    assert "Use --limit " in text
+    assert "Use samples=" in text
 
 
 @pytest.mark.parametrize(

@@ -204,13 +204,11 @@ def test_coords_name_the_layers():
 
 def test_a_value_float16_cannot_hold_is_refused_by_name():
     moments = [mdm(0, 5, 4, 1)[0]]
-    top = batched(moments)[1][1].fields["top"].clone()
-    top[0, 1, 2, 3, 5] = 70000.0
-    message = (
-        r"'top' \(output_norm\) of layer 1 holds 70000, and is stored as float16, which ends at 65504.*without 'top'"
-    )
+    mass = batched(moments)[1][1].fields["regions"].clone()
+    mass[0, 1, 0, 0] = 70000.0
+    message = r"'regions' of layer 1 holds 70000, and is stored as float16, which ends at 65504.*without 'regions'"
     with pytest.raises(UserError, match=message):
-        Recorder(["x"]).add(*watched(moments, {"top": top}))
+        Recorder(["x"]).add(*watched(moments, {"regions": mass}))
 
 
 def test_an_infinity_that_was_measured_is_kept():

@@ -319,7 +319,7 @@ def test_a_reader_cannot_write(folder):
 
 # Disks that fail ------------------------------------------------------------------------------------------------------
 
-FULL = r"cannot write .*nq-2\.safetensors: {}\. 2 of 6 samples are finished and readable; .*resume \(--resume\)"
+FULL = r"cannot write .*nq-2\.safetensors: {}\. 2 of 6 samples are finished and readable; .*then resume"
 
 
 def refusal(work, *args) -> str:

@@ -54,7 +54,8 @@ class Received:
     entropy: Float[Tensor, "batch head"] | None
     carried: Float[Tensor, "batch query column"] | None
     mass: Float[Tensor, "batch head"] | None = None
-    """What the rows of the first group summed to under the kernel's log-sum-exp, if rounding was then divided out."""
+    """What the rows of the first group summed to under the kernel's log-sum-exp, before its rounding was divided out;
+    None: what `received` sums to."""
 
 
 def row_mean(valid: Bool[Tensor, "batch query"], seen: Float[Tensor, "b query"]) -> Float[Tensor, "batch query"]:

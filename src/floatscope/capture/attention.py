@@ -10,6 +10,7 @@ blocks with an expanded mask, never [T, T].
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -56,6 +57,20 @@ class Attention:
 class Attended:
     output: Float[Tensor, "batch head query value_dim"]
     lse: Float[Tensor, "batch head query"] | None  # None: this kernel does not tell; 1e30 on padding rows
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """fp32 products in fp32, whatever the caller allowed for the model (TF32 keeps 10 bits)."""
+    before = torch.get_float32_matmul_precision()
+    if before == "highest":
+        yield
+        return
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def attend(call: Attention) -> Attended:

@@ -8,7 +8,6 @@ a CPU, and the row's log-sum-exp is subtracted inside the same matrix product, a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from floatscope.capture.ask import TILE, Ask, Received
-from floatscope.capture.attention import Attention
+from floatscope.capture.attention import Attention, full_precision
 from floatscope.capture.visibility import HIDDEN
 
 LOG2E = 1.4426950408889634
@@ -34,12 +33,13 @@ class Block:
     rows: slice
     keys: slice
     p: Float[Tensor, "b h rows keys"]
+    offset: int  # row i stands at key offset + i: 0 but for cached steps, whose rows are the last positions
 
 
 def blocks(call: Attention, lse: Tensor | None) -> Iterator[Block]:
     """All of A, a block at a time, in fp32. The memory of `p` is reused: copy what should outlive the iteration."""
     for at, _, total in _powers(call, lse):
-        at.p.div_(total[..., None])
+        at.p.div_(_or_one(total)[..., None])
         yield at
 
 
@@ -51,10 +51,11 @@ def receive(call: Attention, lse: Tensor | None, ask: Ask, carry: Tensor | None 
     mean_x = None if ask.entropy is None else weights.new_zeros(B, H, Q)  # Σ_j p·log2 p, row by row
     wide = None if carry is None else F.pad(carry, (0, -carry.shape[-1] % TILE))  # 16 columns take half as long as 13
     carried = None if wide is None else weights.new_zeros(B, Q, wide.shape[-1])
-    totals = weights.new_ones(B, H, Q)
+    totals = weights.new_zeros(B, H, Q)
     for at, x, total in _powers(call, lse):  # rows sum to `total`: what is added up is divided, not the block
         b, p = at.batch.start, at.p[0]
         totals[b, at.heads, at.rows] = total
+        total = _or_one(total)
         w = weights[b, None, :, at.rows] / total[:, None]  # [h, g, rows]
         received[b, at.heads, :, at.keys] += torch.bmm(w, p)
         if carried is not None and wide is not None:
@@ -66,8 +67,9 @@ def receive(call: Attention, lse: Tensor | None, ask: Ask, carry: Tensor | None 
         carried = carried[..., : carry.shape[-1]] / H
     entropy = None
     if mean_x is not None and ask.entropy is not None:
-        entropy = ((totals.log2() - mean_x / totals) * ask.entropy[:, None]).sum(-1) * LN2
-    mass = None if lse is None else (totals * weights[:, :1]).sum(-1)
+        whole = _or_one(totals)
+        entropy = ((whole.log2() - mean_x / whole) * ask.entropy[:, None]).sum(-1) * LN2
+    mass = ((totals if lse is not None else (totals > 0)) * weights[:, :1]).sum(-1)
     return Received(received, entropy, carried, mass)
 
 
@@ -120,7 +122,7 @@ def _unpadded(call: Attention, lse: Tensor | None, b0: int, q0: int, k0: int) ->
     # Two buffers for all blocks: fresh memory for each would cost as much in page faults as the arithmetic.
     size = n_kv * rep * n_rows * see.keys
     scores, powers = (torch.empty(size, device=call.query.device) for _ in range(2))
-    with _full_precision(call.query):
+    with full_precision():
         for b in range(B):
             for kv in range(0, KV, n_kv):
                 group = slice(kv, min(kv + n_kv, KV))
@@ -138,10 +140,9 @@ def _unpadded(call: Attention, lse: Tensor | None, b0: int, q0: int, k0: int) ->
                         x -= x.amax(-1, keepdim=True).clamp_min(HIDDEN / 2)
                     p = torch.exp2(x, out=powers[: n * m * k].view(x.shape))
                     total = p[0].sum(-1)  # [h, rows]
-                    if not see.plain:
-                        total.masked_fill_(total == 0, 1.0)  # a row that sees nothing
                     here = slice(b0 + b, b0 + b + 1)
-                    yield Block(here, heads, _shift(rows, q0), _shift(keys, k0), p), x, total
+                    whole = see.offset - q0 + k0
+                    yield Block(here, heads, _shift(rows, q0), _shift(keys, k0), p, whole), x, total
 
 
 def _block_size(call: Attention) -> tuple[int, int]:
@@ -164,6 +165,11 @@ def _mask(call: Attention, x: Tensor, b: int, heads: slice, rows: slice, keys: s
         x.masked_fill_(~_of(seen, b)[:, per_head], HIDDEN)
 
 
+def _or_one(total: Tensor) -> Tensor:
+    """Row sums to divide by: a row that sees nothing has 0, and stays all zeros."""
+    return total.masked_fill(total == 0, 1.0)
+
+
 def _of(mask: Tensor, b: int) -> Tensor:
     """One sample of a mask that may be shared by the whole batch."""
     return mask[b : b + 1] if len(mask) > 1 else mask
@@ -171,17 +177,3 @@ def _of(mask: Tensor, b: int) -> Tensor:
 
 def _shift(piece: slice, by: int) -> slice:
     return slice(piece.start + by, piece.stop + by)
-
-
-@contextmanager
-def _full_precision(like: Tensor) -> Iterator[None]:
-    """fp32 products in fp32, whatever the caller allowed for the model: TF32 keeps 10 bits, autocast to bf16 7."""
-    before = torch.get_float32_matmul_precision()
-    with torch.autocast(like.device.type, enabled=False):
-        if like.is_cuda:
-            torch.set_float32_matmul_precision("highest")
-        try:
-            yield
-        finally:
-            if like.is_cuda:
-                torch.set_float32_matmul_precision(before)

@@ -30,14 +30,14 @@ class Columns:
 
 @dataclass(frozen=True)
 class Rows:
-    """The query rows that count, and what one of them weighs in a mean."""
+    """The query rows that count, and what one of them weighs in a mean; a mean over no rows is NaN."""
 
     valid: Bool[Tensor, "batch query"]
     share: Float[Tensor, " batch"]
 
     @staticmethod
     def of(valid: Bool[Tensor, "batch query"]) -> Rows:
-        return Rows(valid.contiguous(), 1 / valid.sum(-1).clamp_min(1))
+        return Rows(valid.contiguous(), 1 / valid.sum(-1))
 
     @cached_property
     def weight(self) -> Float[Tensor, "batch query"]:

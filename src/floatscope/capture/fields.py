@@ -2,8 +2,8 @@
 
 This table is the single source for the reducers (what to compute), the trace (how to store it), the forecast (how
 large it will be) and the docs. Axes are those of one sample at one step and layer; a stored trace puts `step` and
-`layer` in front, except that fields with a `commit` axis are stored `[commit, layer, …]` and `uniform` is stored per
-*visibility* (layers that share a mask share it) as `[step, visibility, group, key]`.
+`layer` in front, except that fields with a `commit` axis are stored `[commit, layer, …]` and those of `SHARED` once per
+*visibility* (layers with the same mask share them) as `[step, visibility, group, key]`.
 
 Levels nest: `summary` ⊂ `heads` ⊂ `rows` ⊂ `full`.
 """
@@ -38,11 +38,13 @@ FIELDS: dict[str, Field] = {
     "uniform": Field(
         ("group", "key"), "float32", "summary", "what `received` would be if every row attended uniformly"
     ),
+    "seen": Field(("group", "key"), "int32", "summary", "how many rows of the group may see the key"),
+    "eligible": Field(("group", "key"), "int8", "summary", "1 where enough rows see the key for its lift to be ranked"),
     "top_key": Field(
         ("head", "group", "rank"), "int32", "summary", "the 16 keys of largest lift; -1 where there are fewer"
     ),
     "top": Field(
-        ("head", "group", "rank", "top_stat"), "float16", "summary", "lift, mean qk and cos, norms of those keys"
+        ("head", "group", "rank", "top_stat"), "float32", "summary", "lift, mean qk and cos, norms of those keys"
     ),
     "moments": Field(("head", "quantity", "order"), "float32", "summary", "n, Σ, Σ² over eligible keys"),
     "head_stats": Field(
@@ -60,6 +62,7 @@ FIELDS: dict[str, Field] = {
     "rows": Field(("commit", "head", "key"), "float32", "rows", "whole predicting rows"),
     "matrix": Field(("head", "query", "key"), "float32", "full", "the attention matrix"),
 }
+SHARED = ("uniform", "seen", "eligible")
 
 
 def fields_of(keep: str) -> tuple[str, ...]:
@@ -71,7 +74,7 @@ def fields_of(keep: str) -> tuple[str, ...]:
 
 
 def check_fields(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Every name is a field, and what it is computed from is there too."""
+    """Every name is a field, and there is one at least."""
     for name in names:
         if name not in FIELDS:
             raise unknown("field", name, FIELDS)

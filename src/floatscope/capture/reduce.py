@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from floatscope.capture.columns import Columns
@@ -67,8 +67,9 @@ def summarise(
             out["moments"] = _moments(lift, eligible, columns)
         if "head_stats" in fields:
             entropy = torch.stack([raw.entropy for raw in raws if raw.entropy is not None])
+            entropy = entropy.where(plan.ask.entropy_total > 0, torch.nan)  # no row sees more than one key
             gini = _gini(lift[..., 0, :], eligible[..., 0, :])
-            first = mean[..., 0, :].gather(-1, _first_key(want).expand(*mean.shape[:3], 1))[..., 0]
+            first = mean[..., 0, :].gather(-1, plan.first_key[:, None, None].expand(*mean.shape[:3], 1))[..., 0]
             norms = [torch.stack([getattr(c, name) for c in found]) for name in ("output_norm", "query_norm")]
             out["head_stats"] = torch.stack([entropy.to(gini.dtype), gini, first, *norms], -1)
     return out
@@ -135,10 +136,5 @@ def _gini(x: Float[Tensor, "*batch key"], keep: Bool[Tensor, "*batch key"]) -> F
     ordered = torch.where(keep, x, 0.0).sort(-1).values  # left-out keys sort to the front as zeros
     rank = torch.arange(1, x.shape[-1] + 1, device=x.device, dtype=x.dtype) - (x.shape[-1] - n)[..., None]
     total = ordered.sum(-1)
-    weighted = (2 * rank - n[..., None] - 1).clamp_min(-x.shape[-1]) * ordered
+    weighted = (2 * rank - n[..., None] - 1) * ordered
     return weighted.sum(-1) / (n * total)
-
-
-def _first_key(want: Expected) -> Int[Tensor, "batch 1 1"]:
-    """The first key anyone sees: 0, or the first after left padding."""
-    return (want.uniform[:, 0] > 0).int().argmax(-1)[:, None, None]

@@ -4,15 +4,16 @@
         name, axes = "local", ("head",)
 
         def start(self, call):
-            return torch.zeros(call.query.shape[:2])
+            return torch.zeros(2, *call.query.shape[:2])
 
         def block(self, total, at):
             rows, keys = torch.arange(at.rows.start, at.rows.stop), torch.arange(at.keys.start, at.keys.stop)
-            near = (rows[:, None] - keys).abs() <= 8
-            total[at.batch, at.heads] += (at.p * near).sum((-1, -2))
+            near = (at.offset + rows[:, None] - keys).abs() <= 8
+            total[0, at.batch, at.heads] += (at.p * near).sum((-1, -2))
+            total[1, at.batch, at.heads] += len(rows)
 
         def finish(self, total, call):
-            return total / call.query.shape[2]
+            return total[0] / total[1]
 
 `fs.Watch(reducers=(Local(),))` then stores `local` [step, layer, head] in the trace. Probabilities pass by in blocks
 (`at.p` [batch, head, rows, keys], fp32, zero outside `at.keys`), on every mask and device; padding never appears.

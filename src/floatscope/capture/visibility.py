@@ -1,7 +1,7 @@
 """Which keys a query may see, as structure instead of a matrix.
 
 A [T, T] mask is the one thing a watched forward must not build, so a mask is kept as what made it: a kind and a size,
-the key padding, or a rule over indices; `scores_bias` and `allowed` expand it for a block of queries at a time. A mask
+the key padding, or a rule over indices; `bias` and `allowed` expand it for a block of queries at a time. A mask
 that arrives as a tensor is kept as it is, boolean (True = visible) or additive.
 
     Visibility.causal(512, 512, valid=padding)      # 512 queries, 512 keys, left or right padding
@@ -108,6 +108,17 @@ class Visibility:
     @property
     def per_head(self) -> bool:
         return self.mask is not None and self.mask.shape[1] > 1
+
+    @cached_property
+    def differs_by_head(self) -> bool:
+        """Whether some head may see what another may not."""
+        if self.mask is None or not self.per_head:
+            return False
+        for rows in self._row_blocks():
+            seen = self._allowed_or_ones(rows, self.mask.device)
+            if bool((seen != seen[:, :1]).any()):
+                return True
+        return False
 
     @property
     def plain(self) -> bool:

@@ -3,7 +3,8 @@
 A `Watcher` knows nothing of models, samplers or files. The ways in (`ways.py`) hand it attention calls as they happen;
 `begin` tells it the canvas, `finish` the commits, and gives back one `Reductions` per layer:
 
-    with Watcher(Watch(keep="summary")) as watcher, through_transformers(model, watcher):
+    watcher = Watcher(Watch(keep="summary"))
+    with into(model, watcher):
         watcher.begin(canvas)
         logits = forward(canvas)
         layers = watcher.finish(commits)
@@ -24,9 +25,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from floatscope.capture import blocked, column_kernel
-from floatscope.capture.attention import Attention, attend
+from floatscope.capture.attention import Attention, attend, full_precision
 from floatscope.capture.columns import columns
-from floatscope.capture.fields import FIELDS, check_fields, fields_of
+from floatscope.capture.fields import FIELDS, SHARED, check_fields, fields_of
 from floatscope.capture.plan import Expected, Plan, plan_for, same
 from floatscope.capture.received import BACKENDS, receive
 from floatscope.capture.reduce import Raw, chosen_rows, region_mass, summarise
@@ -60,7 +61,19 @@ class Watch:
     backend: str = "auto"
 
     def __post_init__(self) -> None:
+        if isinstance(self.fields, str):
+            raise UserError(
+                f"fields must be a tuple of names, got the string '{self.fields}'; write ('{self.fields}',)"
+            )
+        if self.fields is not None:
+            object.__setattr__(self, "fields", tuple(self.fields))
         check_fields(self.names)
+        for reducer in self.reducers if isinstance(self.reducers, Sequence) else (self.reducers,):
+            if not isinstance(reducer, Reducer) or not hasattr(reducer, "name") or not hasattr(reducer, "axes"):
+                raise UserError(f"{reducer!r} is no reducer: give an instance of a fs.Reducer with a name and axes")
+        object.__setattr__(
+            self, "reducers", tuple(self.reducers if isinstance(self.reducers, Sequence) else [self.reducers])
+        )
         if self.backend not in BACKENDS:
             raise unknown("backend", self.backend, BACKENDS)
         taken = [r.name for r in self.reducers]
@@ -99,6 +112,8 @@ class Watcher:
         self._held: list[Attention] = []
         self._extra: list[dict[str, Tensor]] = []
         self._carry: Tensor | None = None
+        if canvas.step == 0:
+            self._past = []
         self._first_row = _first_candidate(canvas) if self.rows else 0
         self.layers, self.layer_visibility = [], []
 
@@ -111,11 +126,12 @@ class Watcher:
         done = attend(call)
         if self._canvas is None:
             return done.output
-        if not torch.is_grad_enabled():
-            self._reduce(call, done.output, done.lse, layer, self._canvas)
-            return done.output
-        with torch.no_grad():
-            self._reduce(_detached(call), done.output.detach(), done.lse, layer, self._canvas)
+        with full_precision():
+            if not torch.is_grad_enabled():
+                self._reduce(call, done.output, done.lse, layer, self._canvas)
+                return done.output
+            with torch.no_grad():
+                self._reduce(_detached(call), done.output.detach(), done.lse, layer, self._canvas)
         return done.output
 
     def finish(self, commits: Commits | None = None) -> list[Reductions]:
@@ -127,15 +143,15 @@ class Watcher:
         commits = Commits.none() if commits is None or not self.rows else commits
         if len(commits) and int(commits.row.min()) < self._first_row:
             raise ValueError(f"row {int(commits.row.min())} decided a commit, but no position it decides was masked")
-        with torch.no_grad(), torch.autocast(canvas.tokens.device.type, enabled=False):
+        with torch.no_grad(), torch.autocast(canvas.tokens.device.type, enabled=False), full_precision():
             expected = [plan.expected(commits) for plan in self._plans]
             predicted = [blocked.rows(call, commits.sample, _row(commits, call)) for call in self._held]
             layers = self._summaries(commits, predicted, expected)
             for i, p in enumerate(predicted):
                 layers[i] |= chosen_rows(p, self._plans[self.layer_visibility[i]].member, commits, self.fields)
-            if "uniform" in self.fields:  # once per visibility, with the first layer that has it
-                for v, want in enumerate(expected):
-                    layers[self.layer_visibility.index(v)]["uniform"] = want.uniform
+            for v, want in enumerate(expected):  # once per visibility, with the first layer that has it
+                at = self.layer_visibility.index(v)
+                layers[at] |= {name: getattr(want, name) for name in SHARED if name in self.fields}
             self._check_mass(canvas)  # last, because it waits for the device
         out = [Reductions(i, layers[i] | self._extra[i]) for i in range(len(layers))]
         self._raws, self._held, self._extra = [], [], []
@@ -146,7 +162,8 @@ class Watcher:
         if see.keys != canvas.tokens.shape[1]:
             raise UserError(
                 f"layer '{layer.name}' attends over {see.keys} keys but the canvas has {canvas.tokens.shape[1]}"
-                " positions: cross-attention and pruned caches are not captured"
+                " positions: cross-attention and pruned caches are not captured; if the cache keeps only"
+                " a sliding window, generate with use_cache=False"
             )
         if len(call.query) != len(canvas.tokens):
             raise UserError(
@@ -253,7 +270,10 @@ class Watcher:
         layer, sample, head = bad.nonzero()[0].tolist()
         where = f"layer {layer} ('{self.layers[layer]}'), head {head}, step {canvas.step}, sample {sample}"
         if not bool(error[layer, sample, head].isfinite()):
-            raise UserError(f"NaN or inf in the attention scores at {where}; try float32 or bfloat16 weights")
+            raise UserError(
+                f"NaN or inf in the attention scores at {where}; look for NaN in the weights, or try"
+                " float32 or bfloat16"
+            )
         raise UserError(
             f"captured attention differs from executed at {where}: rows sum to"
             f" {float((totals / count)[layer, sample, head]):.4f} instead of 1; run `floatscope doctor`"

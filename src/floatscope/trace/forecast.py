@@ -122,20 +122,20 @@ class Forecast:
     def _remedy(self, limit: int) -> str:
         """The gentlest change that fits: a lower keep level, else fewer samples, else fewer steps, else a budget."""
         lower = [self._at(level) for level in reversed(KEEP[: KEEP.index(self.keep)])] if self.keep else []
-        raised = f"raise the budget, --budget {math.ceil(self.total / 1024**3)}GiB"
+        raised = f"raise the budget, budget={math.ceil(self.total / 1024**3)}GiB"
         for other in lower:
             if other.total <= limit:
                 return f'Use keep="{other.keep}" ({format_size(other.total)}), or {raised}'
         fits = [(other, limit // replace(other, samples=1).total) for other in (self, *lower)]
         fits = [(other, samples) for other, samples in fits if samples >= 1]
         if fits:
-            choices = (f'keep="{o.keep}" with --limit {n}' if o is not self else f"--limit {n}" for o, n in fits)
+            choices = (f'keep="{o.keep}" with samples={n}' if o is not self else f"samples={n}" for o, n in fits)
             return f"Use {', or '.join(choices)}, or {raised}"
         least = replace(lower[-1] if lower else self, samples=1)
         steps = least._steps_within(limit)
         if steps:
             level = f'keep="{least.keep}", ' if least.keep != self.keep else ""
-            return f"Not even one sample fits: use {level}--limit 1 and --steps {steps}, or {raised}"
+            return f"Not even one sample fits: use {level}samples=1 and steps={steps}, or {raised}"
         return f"Not even one step of one sample fits: {raised}"
 
     def _at(self, level: str) -> Forecast:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from floatscope.capture.fields import FIELDS
+from floatscope.capture.fields import FIELDS, SHARED
 from floatscope.decode.step import Step
 from floatscope.errors import UserError
 from floatscope.trace.assemble import join
@@ -61,8 +61,8 @@ def bring(
     names = dict.fromkeys(name for reductions in layers for name in reductions.fields)
     fields = {name: _over_layers(name, layers, axes, coords, sizes) for name in names}
     classes = list(dict.fromkeys(layer_visibility))
-    if "uniform" in fields:  # it came with the first layer of each visibility
-        fields["uniform"] = fields["uniform"][[list(layer_visibility).index(c) for c in classes]]
+    for name in (name for name in SHARED if name in fields):  # they came with the first layer of each visibility
+        fields[name] = fields[name][[list(layer_visibility).index(c) for c in classes]]
     return Brought(
         tokens=_numpy(before.tokens).astype(np.int32),
         states=_numpy(before.states).astype(np.int8),

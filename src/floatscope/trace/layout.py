@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from floatscope.capture.fields import GROUPS, HEAD_STATS, ORDERS, QUANTITIES, TOP_STATS, Field
+from floatscope.capture.fields import GROUPS, HEAD_STATS, ORDERS, QUANTITIES, SHARED, TOP_STATS, Field
 from floatscope.errors import UserError
 from floatscope.values import State
 
@@ -52,7 +52,7 @@ def stored_axes(name: str, axes: tuple[str, ...]) -> tuple[str, ...]:
     """The axes a field has in a trace, from those it has in one sample at one step and layer."""
     if axes[:1] == ("commit",):
         return ("commit", "layer", *axes[1:])
-    return ("step", "visibility" if name == "uniform" else "layer", *axes)
+    return ("step", "visibility" if name in SHARED else "layer", *axes)
 
 
 def filling(name: str, dtype: np.dtype[np.generic]) -> float | int | bool:

@@ -52,6 +52,7 @@ def temporal_map(
 ) -> Figure:
     """Draw the map; what no row could see is grey. Saved to `path`, in the format its ending names."""
     received = trace.received(layer, group, scale, head, view)
+    ranked = trace.received(layer, group, scale, head, view, eligible="eligible" in trace.arrays)
     steps, keys = received.shape
     width = int(
         np.max(trace.arrays["commit_position"] + 1, initial=keys)
@@ -70,12 +71,13 @@ def temporal_map(
 
     _heat(figure, axes, received, LABELS[scale])
     (_outline if keys <= NARROW else _panel)(trace, panel)
-    step, top = _top_keys(received)
+    step, top = _top_keys(ranked)
     mark = float(np.clip(250 / steps, 4, 8))
     axes.plot(top, step, "-v", color=TOP, ms=mark, lw=mark / 6, mec="white", mew=mark / 12)
     where = "mean over layers" if layer is None else f"layer {layer}"
     where += "" if head is None else f", head {head}"
     name = trace.sample if len(trace.sample) <= 48 else f"{trace.sample[:45]}…"
+    name += f" ({trace.meta['model']})" if "model" in trace.meta else ""
     axes.set_title(f"{name}: {where}, rows: {group}" + (", whole prefix" if view == "prefix" else ""))
     _legend(figure, trace, outlined=keys <= NARROW)
     if path is not None:

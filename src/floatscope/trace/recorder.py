@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from floatscope.capture.fields import FIELDS
+from floatscope.capture.fields import FIELDS, SHARED
 from floatscope.decode.step import Step
 from floatscope.errors import UserError
 from floatscope.trace.assemble import Piece, assemble
@@ -138,14 +138,14 @@ class Recorder:
 
 
 def _shared_visibility(kept: _Kept) -> tuple[list[int], list[Piece]]:
-    """The visibility of each layer over the whole trace, and the pieces with `uniform` in those rows.
+    """The visibility of each layer over the whole trace, and the pieces with the shared fields in those rows.
 
     Layers share a visibility if they share one at every step: a sliding window shows only once the canvas is long.
     """
     by_layer = list(zip(*kept.visibility, strict=True))
     classes = list(dict.fromkeys(by_layer))
     pieces = [
-        piece | {"uniform": piece["uniform"][:, [c[t] for c in classes]]} if "uniform" in piece else piece
+        piece | {name: piece[name][:, [c[t] for c in classes]] for name in SHARED if name in piece}
         for t, piece in enumerate(kept.pieces)
     ]
     return [classes.index(c) for c in by_layer], pieces

@@ -89,6 +89,14 @@ class Run:
         if self.lock is None or self.lock.closed:
             raise UserError(f"{self.path} is open for reading only: write through create_run(…, resume=True)")
         path = self._file(trace.sample)
+        if path.exists():
+            raise UserError(f"{path} is finished already: delete it first if it should be made anew")
+        for key in self.settings.keys() & trace.meta.keys():
+            if self.settings[key] != trace.meta[key]:
+                raise UserError(
+                    f"the run was begun with {key} {self.settings[key]!r} and sample '{trace.sample}' was made with"
+                    f" {trace.meta[key]!r}: use the run's settings, or another folder"
+                )
         try:
             write_trace(path, trace)
             if not self.missing:
@@ -96,7 +104,7 @@ class Run:
         except OSError as error:
             raise UserError(
                 f"cannot write {path}: {error.strerror}. {self._count()} samples are finished and readable; mend that, "
-                f"then resume (--resume) and the run continues with the others"
+                f"then resume and the run continues with the others"
             ) from error
 
     def check(self) -> None:
@@ -172,7 +180,7 @@ def _check_place(folder: Path, resume: bool) -> None:
         if not resume:
             count = open_run(folder)._count()
             raise UserError(
-                f"{folder} already holds a run ({count} samples finished): continue it with resume=True (--resume), "
+                f"{folder} already holds a run ({count} samples finished): continue it with resume=True, "
                 f"or give another path"
             )
     # A writer killed before run.json had its name leaves these two behind.

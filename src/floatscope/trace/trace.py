@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
+from floatscope.capture.fields import ELIGIBLE
 from floatscope.errors import UserError, unknown
 
 if TYPE_CHECKING:
@@ -69,12 +70,15 @@ class Trace:
         scale: str = "mean",
         head: int | None = None,
         view: str = "step",
+        eligible: bool = False,
     ) -> Float[np.ndarray, "step key"]:
         """Received attention r[step, key] of a query group, for one layer or (None) the mean over layers.
 
-        `scale` is of METHODS §2: `mean`, `sum` (times the step's number of keys), `percent`, `lift` (over what uniform
-        attention would give under the layer's own mask; for several layers the mean of their lifts). `view="prefix"`
+        `scale` is one of docs/methods.md: `mean`, `sum` (times the step's number of keys), `percent`, `lift` (over what
+        uniform attention would give under the layer's own mask; for several layers the mean of their lifts). The view
+        `prefix`
         adds up the rows an autoregressive model has shown one step at a time, so that step t is its whole prefix.
+        `eligible=True` leaves NaN where too few rows see a key for it to be ranked: the last keys under a causal mask.
         """
         if scale not in SCALES:
             raise unknown("scale", scale, SCALES)
@@ -98,6 +102,15 @@ class Trace:
                 r = r / seen(u[:, self.arrays["layer_visibility"][rows], g].astype(np.float64))
         else:
             r = r * {"mean": 1.0, "percent": 100.0, "sum": self.arrays["keys"][:, None, None]}[scale]
+        if eligible:
+            at = self.arrays["layer_visibility"][rows]
+            enough = (
+                self._field("eligible", "eligible=True reads it; leave it out")[:, at, g] == 1
+            )  # [step, layer, key]
+            if view == "prefix":
+                rows_so_far = self.arrays["queries"].cumsum()[:, None, None]
+                enough = self.arrays["seen"][:, at, g].clip(0).cumsum(0) >= rows_so_far.clip(1, ELIGIBLE)
+            r = np.where(enough, r, np.nan)
         over_layers: Array = r.mean(1).astype(np.float32)
         return over_layers
 
