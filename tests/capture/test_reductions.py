@@ -15,6 +15,8 @@ from transformers.models.mistral import modeling_mistral
 
 from floatscope.capture import watcher as watcher_module
 from floatscope.capture.fields import ELIGIBLE, FIELDS, GROUPS, QUANTITIES, RANKS, SHARED
+from floatscope.capture.plan import plan_for
+from floatscope.capture.visibility import Visibility
 from floatscope.capture.watcher import Watch, Watcher
 from floatscope.capture.ways import into
 from floatscope.errors import UserError
@@ -499,3 +501,41 @@ def test_a_canvas_of_another_length_is_refused_by_layer_name():
             UserError, match=r"layer 'model\.layers\.0\.self_attn' attends over 26 keys but the canvas has 52"
         ):
             model(**inputs(canvas, "full"))
+
+
+def test_a_mask_that_shows_heads_different_keys_is_refused():
+    see = Visibility.by_mask(torch.stack([torch.ones(6, 6), torch.ones(6, 6).tril()]).bool()[None], 6, 6)
+    canvas = CanvasState(torch.zeros(1, 6, dtype=torch.long), torch.full((1, 6), int(State.PROMPT)))
+    with pytest.raises(UserError, match="shows other keys to other heads"):
+        plan_for(see, canvas, regions=False, entropy=False)
+
+
+def test_a_bias_that_hides_the_same_keys_from_every_head_is_taken():
+    bias = torch.randn(1, 2, 6, 6).masked_fill(torch.ones(6, 6).triu(1).bool(), -torch.inf)
+    canvas = CanvasState(torch.zeros(1, 6, dtype=torch.long), torch.full((1, 6), int(State.PROMPT)))
+    plan = plan_for(Visibility.by_mask(bias, 6, 6), canvas, regions=False, entropy=False)
+    causal = plan_for(Visibility.causal(6, 6), canvas, regions=False, entropy=False)
+    for name in ("uniform", "seen", "eligible"):
+        torch.testing.assert_close(
+            getattr(plan.expected(Commits.none()), name), getattr(causal.expected(Commits.none()), name), equal_nan=True
+        )
+
+
+def test_seen_and_eligible_are_counts_of_rows():
+    canvas = CanvasState(torch.zeros(1, 40, dtype=torch.long), torch.full((1, 40), int(State.PROMPT)))
+    want = plan_for(Visibility.causal(40, 40), canvas, regions=False, entropy=False).expected(Commits.none())
+    assert want.seen[0, 0].tolist() == list(range(40, 0, -1))
+    assert want.eligible[0, 0].tolist() == [n >= ELIGIBLE for n in range(40, 0, -1)]
+
+
+def test_rows_that_see_nothing_are_in_no_region():
+    mask = torch.ones(1, 1, 6, 6, dtype=torch.bool)
+    mask[..., 2, :] = False
+    canvas = CanvasState(
+        torch.zeros(1, 6, dtype=torch.long),
+        torch.full((1, 6), int(State.PROMPT)),
+        regions=Regions.from_spans([{"a": [(0, 3)], "b": [(3, 6)]}], 6),
+    )
+    plan = plan_for(Visibility.by_mask(mask, 6, 6), canvas, regions=True, entropy=True)
+    assert plan.rows_in.tolist() == [[2.0, 3.0]]
+    assert plan.ask.weights[0, 2].sum() == 0

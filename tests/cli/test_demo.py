@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import floatscope as fs
+from floatscope.demo import prepare
 
 COMMAND = [sys.executable, "-m", "floatscope", "demo", "--json", "--out"]
 MODELS = ("random", "untrained")
@@ -91,3 +92,10 @@ def test_an_interrupted_demo_keeps_what_was_finished_and_says_so(tmp_path):
     opened = fs.open_run(out / "runs/random")
     opened.check()
     assert len(opened.done) >= 2
+
+
+def test_a_folder_of_other_files_is_left_alone(tmp_path):
+    (tmp_path / "random.png").write_text("precious")
+    with pytest.raises(fs.UserError, match="holds other files, which the demo might overwrite"):
+        prepare(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["random.png"]

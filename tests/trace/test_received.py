@@ -235,3 +235,14 @@ def test_other_groups_go_by_their_own_names():
     np.testing.assert_array_equal(trace.received(2, "prompt"), trace.arrays["received"][:, 2, 0])
     with pytest.raises(UserError, match="unknown group 'all'; allowed: prompt"):
         trace.received()
+
+
+def test_keys_too_few_rows_see_are_left_out_of_the_ranking():
+    trace = record([mdm(0, 6, 5, 4)])[0]
+    trace.arrays["eligible"][:] = 1
+    trace.arrays["eligible"][1, :, :, 4] = 0
+    ranked = trace.received(layer=1, eligible=True)
+    assert np.isnan(ranked[1, 4])
+    everything = trace.received(layer=1)
+    everything[1, 4] = np.nan
+    np.testing.assert_array_equal(ranked, everything)

@@ -457,3 +457,18 @@ def test_samples_that_are_not_there_are_named(folder):
             run.trace("nq")
         with pytest.raises(UserError, match="has no sample 'other'"):
             run.write(Trace("other", {}, {}, {}, {}))
+
+
+def test_a_finished_sample_is_not_written_over(tmp_path):
+    trace = record([mdm(0, 6, 5, 4)])[0]
+    with create_run(tmp_path / "run", {}, [trace.sample]) as run:
+        run.write(trace)
+        with pytest.raises(UserError, match="is finished already: delete it first"):
+            run.write(trace)
+
+
+def test_a_trace_made_with_other_settings_is_refused(tmp_path):
+    trace = record([mdm(0, 6, 5, 4)], meta={"steps": 4})[0]
+    with create_run(tmp_path / "run", {"steps": 8}, [trace.sample]) as run:
+        with pytest.raises(UserError, match=r"the run was begun with steps 8 and sample '.*' was made with 4"):
+            run.write(trace)

@@ -1,6 +1,6 @@
 """What a key is like, without the matrix: mean score, mean cosine, and the norms of k, v and W_O v.
 
-Means run over the queries that see the key (METHODS: suffix means under a causal mask). Under full visibility they are
+Means run over the queries that see the key (suffix means under a causal mask). Under full visibility they are
 one product with the mean query: mean_i σ q_i·k_j = σ (mean_i q_i)·k_j, mean_i cos_ij = (mean_i q̂_i)·k̂_j. And
 |W_O v|² = vᵀ (W_OᵀW_O) v, so a [D, D] Gram matrix per head stands for the output projection.
 """

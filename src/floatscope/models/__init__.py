@@ -1,4 +1,4 @@
-"""Checkpoints → `Model`: a native transformers module, its tokenizer if there is one, and what must be known of it."""
+"""Checkpoints → `Model`: a native transformers module and what must be known of it."""
 
 from floatscope.models.llada import open_llada, write_random_llada
 from floatscope.models.model import Model, ModelSpec

@@ -1,4 +1,4 @@
-"""The temporal map: one sample's received attention, M[step, key], drawn (METHODS §3).
+"""The temporal map: one sample's received attention, M[step, key], drawn.
 
 Steps run down, keys run right, as the canvas is read. The top key of each step is a triangle and the triangles are
 joined: a vertical line is a sink, a wandering one floats. Masked positions are outlined and commits are dots; where

@@ -4,7 +4,7 @@ Every step is moved to the CPU in its stored type and cut at once to each sample
 decoded in a padded batch leaves the same trace as one decoded alone. Positions therefore count from the sample's first
 valid one: commits, blocks and every integer field whose name ends in `_key`.
 
-    recorder = Recorder(["nq-1", "nq-2"], meta={"model": "twin:mdm"})
+    recorder = Recorder(["nq-1", "nq-2"], meta={"model": "my-mdm"})
     for step, layers, visibility in watched: recorder.add(step, layers, visibility)
     first, second = recorder.traces()
 
