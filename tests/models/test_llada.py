@@ -123,3 +123,17 @@ def test_an_autoregressive_model_is_called_with_the_causal_mask(llada):
         before = arm.forward(canvas)
         canvas.tokens[0, -1] = 5
         assert torch.equal(arm.forward(canvas)[0, :-1], before[0, :-1])
+
+
+def test_a_damaged_folder_is_named(tmp_path):
+    folder = fs.write_random_llada(tmp_path / "m")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(fs.UserError, match=r"model\.safetensors is damaged .*; fetch it again"):
+        fs.open_llada(folder)
+    (folder / "config.json").write_text('{"architectures": ["LLaDAModelLM"]}')
+    with pytest.raises(fs.UserError, match=r"config\.json lacks d_model, .*: not a LLaDA config"):
+        fs.open_llada(folder)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(fs.UserError, match=r"config\.json is damaged"):
+        fs.open_llada(folder)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -38,6 +39,7 @@ MODEL_KEYS = {
 }
 TINY = {"d_model": 64, "n_layers": 6, "n_heads": 4, "n_kv_heads": 4, "mlp_hidden_size": 192, "embedding_size": 512}
 FIXED = {"architectures": ["LLaDAModelLM"], "model_type": "llada", "rms_norm_eps": 1e-5, "rope_theta": 500000.0}
+NEEDED = {*TINY, "rms_norm_eps", "rope_theta", "mask_token_id", "eos_token_id"}
 SPREAD = 0.3  # of the random weights: at a real initialiser's 0.02 so small a model attends to everything alike
 
 
@@ -57,12 +59,18 @@ def open_llada(folder: str | Path) -> Model:
     config = _config(folder)
     if config.get("architectures") != ["LLaDAModelLM"]:
         raise UserError(f"{folder} is no LLaDA checkpoint: its architectures are {config.get('architectures')}")
+    if lacking := sorted(NEEDED - config.keys()):
+        raise UserError(f"{folder / 'config.json'} lacks {', '.join(lacking)}: not a LLaDA config")
     module = _llama(config)
     weights = folder / "model.safetensors"
     if not weights.is_file():
         raise UserError(f"{folder} has no model.safetensors; give a checkpoint folder with its weights in one file")
+    try:
+        stored = load_file(weights)
+    except SafetensorError as error:
+        raise UserError(f"{weights} is damaged ({error}); fetch it again") from error
     tensors, unknown = {}, []
-    for key, tensor in load_file(weights).items():
+    for key, tensor in stored.items():
         renamed = llama_key(key)
         if renamed is None:
             unknown.append(key)
@@ -105,7 +113,10 @@ def _config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         raise UserError(f"{folder} has no config.json; give a checkpoint folder")
-    config: dict[str, Any] = json.loads(path.read_text())
+    try:
+        config: dict[str, Any] = json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path} is damaged ({error}); fetch it again") from error
     return config
 
 
