@@ -8,16 +8,13 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-slow lint bench clean
+.PHONY: demo test lint bench clean
 
 demo: $(READY)
 	$(BIN)/floatscope demo --out demo
 
 test: $(READY) lint
-	$(BIN)/pytest -m "not slow"
-
-test-slow: $(READY)
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest
 
 lint: $(READY)
 	$(BIN)/ruff check .
