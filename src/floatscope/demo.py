@@ -96,8 +96,6 @@ def _claim(folder: Path) -> None:
 
 
 def prepare(folder: str | Path) -> Ready:
-    if not str(folder):
-        raise UserError("--out is empty; give a folder, such as --out demo")
     folder = Path(folder)
     try:
         _claim(folder)

@@ -68,7 +68,10 @@ def receive(call: Attention, lse: Tensor | None, ask: Ask, carry: Tensor | None 
     entropy = None
     if mean_x is not None and ask.entropy is not None:
         whole = _or_one(totals)
-        entropy = ((whole.log2() - mean_x / whole) * ask.entropy[:, None]).sum(-1) * LN2
+        bits = (whole.log2() - mean_x / whole) * ask.entropy[:, None]
+        entropy = (
+            bits.sum(-1, dtype=torch.float64) * LN2
+        ).float()  # in float64 padding does not show in the last digit
     mass = ((totals if lse is not None else (totals > 0)) * weights[:, :1]).sum(-1)
     return Received(received, entropy, carried, mass)
 
