@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from jaxtyping import install_import_hook
 
-# All but `cli`, whose annotations typer reads.
-ROOMS = ("api", "capture", "decode", "demo", "doctor", "models", "trace", "values")
+# All but `cli`, whose annotations typer reads, and the kernels, whose source Triton reads.
+CAPTURE = (Path(__file__).parent.parent / "src/floatscope/capture").glob("*.py")
+ROOMS = (
+    *(f"capture.{path.stem}" for path in CAPTURE if not path.stem.endswith("kernel")),
+    "decode",
+    "decoding",
+    "demo",
+    "doctor",
+    "models",
+    "prompts",
+    "spelling",
+    "trace",
+    "values",
+    "watching",
+)
 
 assert not any(name.startswith("floatscope") for name in sys.modules), "the shape checks must be installed first"
 install_import_hook([f"floatscope.{room}" for room in ROOMS], "beartype.beartype")
@@ -30,5 +44,5 @@ def llada(tmp_path_factory):
     """A tiny masked diffusion model with random weights, in LLaDA's layout: bidirectional, 3 layers, GQA."""
     import floatscope as fs
 
-    shape = {"n_layers": 3, "d_model": 32, "n_kv_heads": 2, "mlp_hidden_size": 48, "embedding_size": 64}
-    return fs.open_llada(fs.write_random_llada(tmp_path_factory.mktemp("llada"), **shape))
+    shape = {"layers": 3, "width": 32, "kv_heads": 2, "ffn": 48, "vocabulary": 64}
+    return fs.load(fs.write_random(tmp_path_factory.mktemp("llada"), **shape), device="cpu")

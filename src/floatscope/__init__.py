@@ -1,7 +1,7 @@
 """floatscope: a microscope for attention in masked diffusion language models.
 
     import floatscope as fs
-    model = fs.open_llada("checkpoint/")
+    model = fs.load("checkpoint/")
     out = fs.decode(model, [prompt_ids], new_tokens=32, steps=32, watch=fs.Watch())
     out.traces[0].plot(path="map.png")
 
@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOME = {
-    "Decoded": "api",
-    "decode": "api",
-    "watch": "api",
+    "Decoding": "decoding",
+    "decode": "decoding",
+    "final_state": "decoding",
+    "watch": "watching",
     "UserError": "errors",
     "CanvasState": "values",
     "Commits": "values",
@@ -33,9 +34,11 @@ _HOME = {
     "Watch": "capture.watcher",
     "Model": "models",
     "ModelSpec": "models",
-    "open_llada": "models",
+    "load": "models",
     "untrained": "models",
-    "write_random_llada": "models",
+    "write_checkpoint": "models",
+    "write_random": "models",
+    "Step": "decode",
     "Run": "trace",
     "Trace": "trace",
     "create_run": "trace",
@@ -46,13 +49,14 @@ _HOME = {
 __all__ = sorted(_HOME)
 
 if TYPE_CHECKING:
-    from floatscope.api import Decoded, decode, watch
     from floatscope.capture.reducer import Reducer
     from floatscope.capture.watcher import Watch
+    from floatscope.decoding import Decoding, decode, final_state
     from floatscope.errors import UserError
-    from floatscope.models import Model, ModelSpec, open_llada, untrained, write_random_llada
+    from floatscope.models import Model, ModelSpec, load, untrained, write_checkpoint, write_random
     from floatscope.trace import Run, Trace, create_run, forecast, open_run
     from floatscope.values import CanvasState, Commits, Edit, Groups, Reductions, Regions, State
+    from floatscope.watching import watch
 
 
 def __getattr__(name: str) -> Any:

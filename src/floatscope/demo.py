@@ -10,7 +10,6 @@ is how the instrument works.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +19,10 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 
-from floatscope.api import decode
 from floatscope.capture.watcher import Watch
+from floatscope.decoding import decode
 from floatscope.errors import UserError
-from floatscope.models import Model, open_llada, untrained, write_random_llada
+from floatscope.models import Model, load, untrained, write_random
 from floatscope.threads import one_thread
 from floatscope.trace import Forecast, Trace, create_run, forecast, open_run
 from floatscope.values import Regions
@@ -44,7 +43,6 @@ class Ready:
     folder: Path
     checkpoint: Path
     models: dict[str, Model]
-    weights: str  # digest of the checkpoint: a run must not go on with another
     size: Forecast
 
     @property
@@ -99,11 +97,11 @@ def prepare(folder: str | Path) -> Ready:
     folder = Path(folder)
     try:
         _claim(folder)
-        checkpoint = write_random_llada(folder / "random-llada", seed=0)
+        checkpoint = write_random(folder / "random-llada", seed=0)
     except (OSError, SafetensorError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise UserError(f"cannot write the demo to {folder}: {why}; give another folder with --out") from error
-    model = open_llada(checkpoint)
+    model = load(checkpoint, device="cpu")
     models = {"random": model, "untrained": untrained(model, seed=1)}
     config: Any = model.module.config
     lengths = [sum(parts.values()) + NEW_TOKENS for parts in PROMPTS.values()]
@@ -117,8 +115,7 @@ def prepare(folder: str | Path) -> Ready:
         regions=4,
         commits=NEW_TOKENS,
     )
-    digest = hashlib.sha256((checkpoint / "model.safetensors").read_bytes()).hexdigest()
-    return Ready(folder, checkpoint, models, digest, size)
+    return Ready(folder, checkpoint, models, size)
 
 
 def watch(ready: Ready) -> Iterator[Finished]:
@@ -126,7 +123,7 @@ def watch(ready: Ready) -> Iterator[Finished]:
     for name, model in ready.models.items():
         settings = {
             "model": model.spec.name,
-            "weights": ready.weights,
+            "weights": model.spec.weights,  # a run must not go on with another checkpoint
             "dtype": "float32",
             "sampler": "confidence",
             "new_tokens": NEW_TOKENS,

@@ -25,7 +25,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend
 
-from floatscope.api import decode, watch
 from floatscope.capture import kernel
 from floatscope.capture.ask import Ask, row_mean
 from floatscope.capture.attention import Attention, attend
@@ -34,10 +33,12 @@ from floatscope.capture.verify import OUTPUT, REDUCED, call_errors
 from floatscope.capture.visibility import Visibility
 from floatscope.capture.watcher import Watch
 from floatscope.decode import canvas_of
+from floatscope.decoding import decode
 from floatscope.errors import UserError
 from floatscope.models import Model, ModelSpec
 from floatscope.threads import one_thread
 from floatscope.values import Regions
+from floatscope.watching import watch
 
 BATCH, HEADS, DIM, KEYS, CACHED = 3, 4, 32, 128, 119
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

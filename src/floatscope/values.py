@@ -12,7 +12,7 @@ They hold tensors and names and nothing else: no models, no files, no metrics.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 
 import torch
@@ -69,11 +69,22 @@ class CanvasState:
     states: Int[Tensor, "batch position"]  # values of `State`
     step: int = 0
     regions: Regions = field(default_factory=Regions)
-    block: tuple[int, int] | None = None  # [start, stop) of the block being filled
+    block: Int[Tensor, "batch 2"] | None = None  # [start, stop) of the block each sample is filling
+    active: Bool[Tensor, " batch"] | None = None  # samples still being decoded; None: all. The others stand still
 
     @property
     def valid(self) -> Bool[Tensor, "batch position"]:
         return self.states != State.PAD
+
+    def to(self, device: torch.device) -> CanvasState:
+        if self.tokens.device == device:
+            return self
+        member, block, active = (
+            None if t is None else t.to(device) for t in (self.regions.member, self.block, self.active)
+        )
+        regions = replace(self.regions, member=member)
+        tokens, states = self.tokens.to(device), self.states.to(device)
+        return replace(self, tokens=tokens, states=states, regions=regions, block=block, active=active)
 
     @property
     def masked(self) -> Bool[Tensor, "batch position"]:
@@ -92,6 +103,9 @@ class Commits:
 
     def __len__(self) -> int:
         return len(self.sample)
+
+    def to(self, device: torch.device) -> Commits:
+        return Commits(*(getattr(self, f.name).to(device) for f in fields(self)))
 
     @staticmethod
     def none() -> Commits:

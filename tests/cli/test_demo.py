@@ -49,7 +49,7 @@ def unbroken(tmp_path_factory) -> tuple[Path, dict[str, object]]:
 
 def test_the_demo_leaves_a_checkpoint_two_runs_and_two_maps(unbroken):
     _, told = unbroken
-    assert fs.open_llada(told["checkpoint"]).spec.family == "mdm"
+    assert fs.load(told["checkpoint"]).spec.family == "mdm"
     for model in MODELS:
         opened = fs.open_run(told["runs"][model])
         assert opened.record["status"] == "finished"

@@ -120,7 +120,10 @@ def batched(
             lay("", tokens, ("key",), 77), lay("", states, ("key",), State.PAD), 0, Regions(REGIONS, member), block
         )
 
-    block = moments[0].block if moments[0].block is None else tuple(x + starts[0] for x in moments[0].block)
+    if any(m.block is None for m in moments):
+        block = None
+    else:
+        block = torch.tensor([[x + start for x in m.block] for m, start in zip(moments, starts, strict=True)])
     before = canvas([m.tokens for m in moments], [m.states for m in moments])
     after = canvas([m.after for m in moments], [np.ones(len(m.after), int) for m in moments])
     rows = [(b, p + starts[b], r + starts[b], token, c) for b, m in enumerate(moments) for p, r, token, c in m.commits]

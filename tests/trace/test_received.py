@@ -109,11 +109,10 @@ def traced(keep: str = "heads") -> Trace:
         ({"scale": "lifts"}, r"unknown scale 'lifts' \(did you mean 'lift'\?\); allowed: mean, sum, percent, lift"),
         ({"scale": "visible"}, "unknown scale 'visible'"),
         ({"group": "mask"}, r"unknown group 'mask' \(did you mean 'masked'\?\)"),
-        ({"view": "row"}, "unknown view 'row'; allowed: step, prefix"),
+        ({"view": "rows"}, r"unknown view 'rows' \(did you mean 'row'\?\); allowed: prefix, row"),
         ({"layer": 3}, "layer 3 is not in the trace of 'sample-0', which holds layers 0 to 2"),
         ({"layer": -1}, "layer -1 is not in the trace"),
         ({"head": 2}, "head 2 is not in the trace of 'sample-0', which holds heads 0 to 1"),
-        ({"view": "prefix"}, "view 'prefix' adds up rows captured one step at a time; this trace saw all rows"),
     ],
 )
 def test_what_is_not_there_is_refused_with_what_is(asked, message):
@@ -136,10 +135,23 @@ def test_a_field_that_was_not_kept_is_named(missing, message):
         trace.received(scale="lift")
 
 
-def test_the_prefix_view_is_of_all_rows():
-    trace = record([arm(0, 4, 3)[0]], meta={"rows": "cache"})[0]
-    with pytest.raises(UserError, match="adds up the rows of group 'all', not of 'masked'; use view='step'"):
-        trace.received(group="masked", view="prefix")
+@seeds
+def test_groups_of_the_prefix_are_the_rows_shown_so_far(seed):
+    """Committed rows add up from the first step that has one; a causal model has no masked rows; predicting is one."""
+    prompt, new = 4, 5
+    moments, whole = arm(seed, prompt, new)
+    trace = record([moments], meta={"rows": "cache"})[0]
+    assert np.isnan(trace.received(group="masked")).all()
+    np.testing.assert_array_equal(trace.received(group="predicting"), trace.received(group="predicting", view="row"))
+    committed = trace.received(0, group="committed")
+    assert np.isnan(committed[0]).all()
+    for t in range(1, new):
+        n = prompt + t
+        np.testing.assert_allclose(committed[t, :n], whole[0, :, prompt:n, :n].mean((0, 1)), rtol=1e-5)
+
+
+def test_a_model_without_a_cache_shows_all_its_rows_in_both_views():
+    np.testing.assert_array_equal(traced().received(view="row"), traced().received(view="prefix"))
 
 
 def test_layers_go_by_the_models_numbers():

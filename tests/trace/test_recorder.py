@@ -57,7 +57,9 @@ def test_a_sample_that_finishes_early_has_only_its_own_steps():
     short, long = mdm(0, 6, 4, 2), mdm(1, 6, 4, 4)
     recorder = Recorder(["sample-0", "sample-1"])
     for t, moment in enumerate(long):
-        recorder.add(*batched([short[t % 2], moment]), active=[t < 2, True])
+        step, layers, visibility = batched([short[t % 2], moment])
+        before = replace(step.before, active=torch.tensor([t < 2, True]))
+        recorder.add(replace(step, before=before), layers, visibility)
     for trace, world in zip(recorder.traces(), (short, long), strict=True):
         assert_alike(trace, record([world], names=[trace.sample])[0])
 

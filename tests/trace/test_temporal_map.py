@@ -66,7 +66,7 @@ def test_masked_cells_are_outlined():
     }
 
 
-@pytest.mark.parametrize("view", ["step", "prefix"])
+@pytest.mark.parametrize("view", ["row", "prefix"])
 def test_a_growing_canvas_is_drawn(view):
     trace = record([arm(0, 6, 5)[0]], meta={"rows": "cache"})[0]
     figure = trace.plot(layer=0, head=1, view=view)

@@ -14,8 +14,9 @@ no window and no block border.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -47,6 +48,7 @@ class Visibility:
     mask: Tensor | None = None  # [batch|1, head|1, query, key], boolean or additive
     rule: Rule | None = None
     batch: int = 1  # how many samples the rule tells apart
+    elsewhere: dict[torch.device, Visibility] = field(default_factory=dict, compare=False, repr=False)
 
     @staticmethod
     def full(queries: int, keys: int, valid: Tensor | None = None, offset: int | None = None) -> Visibility:
@@ -104,6 +106,16 @@ class Visibility:
     def contiguous(self) -> Visibility:
         """transformers asks this of a mask it makes before the forward (static caches, which `watch` then refuses)."""
         return self
+
+    def to(self, device: torch.device | str, **_: Any) -> Visibility:
+        """On another device, the same copy for all who ask: layers of a model may be spread over several."""
+        device, there = torch.device(device), self.mask if self.valid is None else self.valid
+        if there is None or there.device == device:
+            return self
+        if device not in self.elsewhere:
+            valid, mask = (None if t is None else t.to(device) for t in (self.valid, self.mask))
+            self.elsewhere[device] = replace(self, valid=valid, mask=mask, elsewhere={})
+        return self.elsewhere[device]
 
     @property
     def per_head(self) -> bool:

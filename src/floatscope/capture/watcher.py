@@ -104,8 +104,11 @@ class Watcher:
         self._canvas: CanvasState | None = None
         self._past: list[Tensor] = []  # rollout of a cached prefix, by layer boundary
 
-    def begin(self, canvas: CanvasState) -> None:
-        """The forward of `canvas.step` starts: the next attention calls belong to it."""
+    def begin(self, canvas: CanvasState, first_row: int | None = None) -> None:
+        """The forward of `canvas.step` starts: the next attention calls belong to it.
+
+        `first_row` is the first that may turn out to be predicting, where that is not read off the masks.
+        """
         self._canvas = canvas
         self._plans: list[Plan] = []
         self._raws: list[Raw] = []
@@ -114,7 +117,7 @@ class Watcher:
         self._carry: Tensor | None = None
         if canvas.step == 0:
             self._past = []
-        self._first_row = _first_candidate(canvas) if self.rows else 0
+        self._first_row = _first_candidate(canvas) if self.rows and first_row is None else first_row or 0
         self.layers, self.layer_visibility = [], []
 
     @property
@@ -123,6 +126,7 @@ class Watcher:
 
     def attend(self, call: Attention, layer: Layer) -> Float[Tensor, "batch head query value_dim"]:
         """Run one attention call; if a forward is being watched, reduce it too."""
+        call = replace(call, visible=call.visible.to(call.query.device))
         done = attend(call)
         if self._canvas is None:
             return done.output
@@ -145,7 +149,7 @@ class Watcher:
             raise ValueError(f"row {int(commits.row.min())} decided a commit, but no position it decides was masked")
         with torch.no_grad(), torch.autocast(canvas.tokens.device.type, enabled=False), full_precision():
             expected = [plan.expected(commits) for plan in self._plans]
-            predicted = [blocked.rows(call, commits.sample, _row(commits, call)) for call in self._held]
+            predicted = [_predicting_rows(call, commits.to(call.query.device)) for call in self._held]
             layers = self._summaries(commits, predicted, expected)
             for i, p in enumerate(predicted):
                 layers[i] |= chosen_rows(p, self._plans[self.layer_visibility[i]].member, commits, self.fields)
@@ -170,7 +174,7 @@ class Watcher:
                 f"layer '{layer.name}' attends in a batch of {len(call.query)} but the canvas has {len(canvas.tokens)}"
                 " samples: heads or windows folded into the batch are not captured"
             )
-        at = self._plan(see, canvas)
+        at = self._plan(see, canvas, call.query.device)
         plan = self._plans[at]
         carry = self._carry_in(index, plan)
         got = receive(call, lse, plan.ask, carry, self.watch.backend)
@@ -204,12 +208,12 @@ class Watcher:
         self.layers.append(layer.name)
         self.layer_visibility.append(at)
 
-    def _plan(self, see: Visibility, canvas: CanvasState) -> int:
+    def _plan(self, see: Visibility, canvas: CanvasState, device: torch.device) -> int:
         for i, plan in enumerate(self._plans):
-            if same(plan.visible, see):
+            if same(plan.visible, see) and plan.groups.device == device:
                 return i
         regions = bool(self.fields & {"regions", "rollout", "row_regions"})
-        self._plans.append(plan_for(see, canvas, regions=regions, entropy="head_stats" in self.fields))
+        self._plans.append(plan_for(see, canvas.to(device), regions=regions, entropy="head_stats" in self.fields))
         return len(self._plans) - 1
 
     def _summaries(
@@ -234,6 +238,7 @@ class Watcher:
         if index == 0:
             self._carry = plan.member[:, plan.visible.keys - plan.visible.queries :]
         assert self._carry is not None
+        self._carry = self._carry.to(plan.member.device)
         return self._with_past(index, self._carry, plan.visible)
 
     def _carry_out(self, index: int, carried: Tensor, plan: Plan) -> Tensor:
@@ -250,7 +255,7 @@ class Watcher:
             past = self._past[boundary] if boundary < len(self._past) else now[:, :0]
             if past.shape[1] < before:
                 raise UserError("rollout needs the whole prefix: start watching before the cache is filled")
-            now = torch.cat([past[:, :before], now], 1)
+            now = torch.cat([past[:, :before].to(now.device), now], 1)
         if see.kind != "full":
             self._past[boundary : boundary + 1] = [now]
         return now
@@ -260,8 +265,10 @@ class Watcher:
         if not self._raws:
             return
         masses = [raw.received[:, :, 0].sum(-1) if raw.mass is None else raw.mass for raw in self._raws]
-        totals = torch.stack(masses)  # [layer, batch, head]
-        count = torch.stack([plan.groups[..., 0].sum(1, keepdim=True) for plan in self._plans])[self.layer_visibility]
+        device = canvas.tokens.device
+        totals = torch.stack([mass.to(device) for mass in masses])  # [layer, batch, head]
+        counts = [plan.groups[..., 0].sum(1, keepdim=True).to(device) for plan in self._plans]
+        count = torch.stack(counts)[self.layer_visibility]
         error = (totals / count.clamp_min(1) - 1).abs()
         limit = 2e-2 if self._raws[0].half else 1e-3
         bad = ((error > limit) | ~error.isfinite()) & (count > 0)
@@ -286,9 +293,9 @@ def _first_candidate(canvas: CanvasState) -> int:
     return max(0, int(masked[0]) - 1) if len(masked) else max(0, canvas.tokens.shape[1] - 1)
 
 
-def _row(commits: Commits, call: Attention) -> Tensor:
-    """Predicting rows as rows of a held call, whose queries are the last positions of the canvas."""
-    return commits.row - (call.visible.keys - call.visible.queries)
+def _predicting_rows(call: Attention, commits: Commits) -> Tensor:
+    """[commit, head, key]; the queries of a held call are the last positions of the canvas."""
+    return blocked.rows(call, commits.sample, commits.row - (call.visible.keys - call.visible.queries))
 
 
 def _detached(call: Attention) -> Attention:

@@ -16,8 +16,10 @@ import typer
 from typer.core import TyperGroup
 
 from floatscope import __version__
+from floatscope.cli.decode import decode
 from floatscope.cli.demo import demo
 from floatscope.cli.doctor import doctor
+from floatscope.cli.models import models
 from floatscope.errors import UserError
 
 
@@ -37,7 +39,9 @@ class Commands(TyperGroup):
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command(epilog="Example: floatscope demo --out demo")(demo)
+app.command(epilog='Example: floatscope decode GSAI-ML/LLaDA-8B-Instruct --prompt "What floats?" --layer 16')(decode)
 app.command(epilog="Example: floatscope doctor --json > doctor.json")(doctor)
+app.command(epilog="Example: floatscope models GSAI-ML/LLaDA-8B-Instruct")(models)
 
 
 def _version(wanted: bool) -> None:

@@ -1,85 +1,161 @@
-"""Denoising: at each step commit the masked positions the model is most confident of.
+"""Denoising: a canvas with masks is filled over several forwards, by any rule of `SAMPLERS`, block after block.
 
     canvas = canvas_of([prompt_ids], new_tokens=16, mask_id=mask)
-    for step in denoise(model.forward, canvas, mask_id=mask, steps=16):
+    for step in denoise(model.forward, canvas, sampling("mdm", new_tokens=16), mask_id=mask):
         step.commits
 
-The rule is LLaDA's low-confidence remasking at temperature 0 in one block: confidence is the fp32 probability of the
-argmax, and a row with M masks commits ⌊M/steps⌋ a step, the first M mod steps steps one more. Rows are counted each on
-its own, so a batch commits what its samples would alone.
+Every sample counts its own masks, blocks and steps, so a batch commits what its samples would alone. One that has
+nothing left to fill stands still until the others are done.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from floatscope.decode.step import Step
-from floatscope.errors import UserError
-from floatscope.values import CanvasState, Commits, Regions, State
+from floatscope.decode.blocks import Blocks
+from floatscope.decode.drift import Drift
+from floatscope.decode.noise import gumbel, step_keys, uniform
+from floatscope.decode.proposal import draw
+from floatscope.decode.samplers import SAMPLERS, Candidates, Look
+from floatscope.decode.sampling import Sampling
+from floatscope.decode.step import Forward, Step
+from floatscope.values import CanvasState, Commits, State
 
-Forward = Callable[[CanvasState], Float[Tensor, "batch position vocabulary"]]
+CHUNK = 2**25
+"""Logits are turned into probabilities this many at a time: a vocabulary is wide, fp32 copies of it are large."""
 
 
-def canvas_of(
-    prompts: Sequence[Sequence[int]], new_tokens: int, mask_id: int, *, regions: Regions | None = None
-) -> CanvasState:
-    """Prompts of any lengths, each followed by `new_tokens` masks, left-padded to one batch."""
-    if not prompts or new_tokens < 1:
-        raise UserError(f"a canvas needs at least one prompt and one new token, got {len(prompts)} and {new_tokens}")
-    length = max(len(p) for p in prompts) + new_tokens
-    tokens = torch.full((len(prompts), length), mask_id)
-    states = torch.full((len(prompts), length), int(State.PAD))
-    for b, prompt in enumerate(prompts):
-        start = length - new_tokens - len(prompt)
-        tokens[b, start : start + len(prompt)] = torch.tensor(prompt, dtype=torch.long)
-        states[b, start:] = State.PROMPT
-        states[b, start:][tokens[b, start:] == mask_id] = State.MASKED  # a mask in the prompt is infilling
-    if regions is not None and regions.member is not None and regions.member.shape[:2] != tokens.shape:
-        given, canvases = tuple(regions.member.shape), tuple(tokens.shape)
-        raise UserError(
-            f"the regions are for {given[0]} canvases of {given[1]} positions, and there are {canvases[0]} of"
-            f" {canvases[1]}: count them over prompt and new tokens, from the first position of the left-padded batch"
+def denoise(
+    forward: Forward,
+    canvas: CanvasState,
+    how: Sampling,
+    *,
+    mask_id: int,
+    shift: bool = False,
+    end_ids: Sequence[int] = (),
+    samples: Sequence[str] | None = None,
+    suffix: int = 0,
+    unguided: Forward | None = None,
+) -> Iterator[Step]:
+    """One `Step` per forward until nothing is masked.
+
+    `shift`: row p decides position p + 1. `end_ids`: eos, then other tokens that end a text. `samples` name the rows
+    for their randomness. `suffix`: how many positions stand behind the new tokens. `unguided` runs the second forward
+    of classifier-free guidance (default: `forward` does).
+    """
+    names = [str(b) for b in range(len(canvas.tokens))] if samples is None else samples
+    loop = _Denoiser(forward, unguided or forward, how, mask_id, shift, tuple(end_ids), names)
+    history = how.arguments.get("history")
+    drift = None if history is None else Drift(canvas.tokens, history)
+    blocks = Blocks(canvas, how, suffix)
+    for step in count():
+        with torch.no_grad():
+            if not any(blocks.active):
+                return
+            before = replace(canvas, step=step, block=blocks.bounds(), active=blocks.active_rows())
+            commits = loop.commit(before, blocks, drift)
+            tokens, states = before.tokens.clone(), before.states.clone()
+            tokens[commits.sample, commits.position] = commits.token
+            states[(tokens != mask_id) & before.masked] = int(State.COMMITTED)  # a committed mask is a mask still
+            canvas = replace(before, tokens=tokens, states=states)
+            blocks.advance(canvas, end_ids if how.stop else ())
+        yield Step(before, canvas, commits)
+
+
+@dataclass(frozen=True)
+class _Places:
+    """The candidates of a step: masked positions, and which of them lie in the block their sample is filling."""
+
+    eligible: Bool[Tensor, "batch position"]
+    sample: Int[Tensor, " candidate"]
+    position: Int[Tensor, " candidate"]
+    row: Int[Tensor, " candidate"]  # the predicting row
+    own: Int[Tensor, " candidate"]  # the position counted from the sample's own start, so padding changes nothing
+    offset: Int[Tensor, " candidate"]  # the position counted from the start of the block
+
+    def grid(self, values: Tensor, elsewhere: float) -> Float[Tensor, "batch position"]:
+        out = torch.full(self.eligible.shape, elsewhere, dtype=values.dtype, device=values.device)
+        out[self.sample, self.position] = values
+        return torch.where(self.eligible, out, elsewhere)
+
+
+@dataclass(frozen=True)
+class _Denoiser:
+    """What stays the same from step to step."""
+
+    forward: Forward
+    unguided: Forward
+    how: Sampling
+    mask_id: int
+    shift: bool
+    end_ids: tuple[int, ...]
+    samples: Sequence[str]
+
+    def commit(self, canvas: CanvasState, blocks: Blocks, drift: Drift | None) -> Commits:
+        """One forward, and what the rule commits of it."""
+        how, rule = self.how, SAMPLERS[self.how.sampler]
+        places = self._places(canvas, blocks)
+        logits = self._logits(canvas, places)
+        keys = self._keys(canvas, "token")[places.sample]
+        parts, distributions = [], []
+        for at in torch.arange(len(logits), device=logits.device).split(max(1, CHUNK // logits.shape[-1])):
+            token, log_p = draw(logits[at], how, self.end_ids, keys[at], places.own[at])
+            these = Candidates(log_p, token, places.offset[at])
+            score = rule.score(these, **{name: how.arguments[name] for name in rule.scored_by})
+            parts.append((token, these.probability, score))
+            distributions += [log_p] if drift else []
+        token, probability, score = (torch.cat(part) for part in zip(*parts, strict=True))
+        moved = drift.since(torch.cat(distributions), places.sample, places.position) if drift else score
+
+        keys = self._keys(canvas, "order")[places.sample]
+        chances = uniform(keys, places.own)
+        if how.sampler == "random":
+            score = chances.float()
+        if how.order_temperature:
+            score = score / how.order_temperature + gumbel(keys, places.own).float()
+        look = Look(
+            places.eligible,
+            places.grid(score, -torch.inf),
+            blocks.share(),
+            blocks.chance(),
+            blocks.steps_done(),
+            places.grid(chances, 1.0),
+            places.grid(moved, torch.inf),
         )
-    return CanvasState(tokens, states, regions=Regions() if regions is None else regions)
+        picked = rule.pick(look, **{name: how.arguments[name] for name in rule.arguments})
+        chosen = picked[places.sample, places.position]
+        where = places.sample[chosen], places.position[chosen], places.row[chosen]
+        return Commits(*where, token[chosen], probability[chosen])
 
+    def _places(self, canvas: CanvasState, blocks: Blocks) -> _Places:
+        assert canvas.block is not None
+        assert canvas.active is not None
+        eligible = blocks.eligible(canvas)
+        # A rule that looks back needs the later blocks too: their past counts when their turn comes.
+        read = canvas.masked & canvas.active[:, None] if "history" in self.how.arguments else eligible
+        sample, position = read.nonzero(as_tuple=True)
+        first = canvas.valid.int().argmax(-1)[sample]
+        # A shifted sample's first position has no row before it: its own stands in (Dream).
+        row = (position - 1).maximum(first) if self.shift else position
+        offset = (position - canvas.block[sample, 0]).clamp_min(0)
+        return _Places(eligible, sample, position, row, position - first, offset)
 
-def denoise(forward: Forward, canvas: CanvasState, *, mask_id: int, steps: int, shift: bool = False) -> Iterator[Step]:
-    """One `Step` per forward, until `steps` are done; `shift` when row p decides position p + 1."""
-    if steps < 1:
-        raise UserError(f"steps must be at least 1, got {steps}")
-    masks = canvas.masked.sum(-1)
-    for step in range(steps):
-        canvas = replace(canvas, step=step)
-        share = masks // steps + (step < masks % steps)
-        commits = _most_confident(forward(canvas), canvas, share, shift)
-        tokens, states = canvas.tokens.clone(), canvas.states.clone()
-        tokens[commits.sample, commits.position] = commits.token
-        states[(tokens != mask_id) & canvas.masked] = int(State.COMMITTED)  # a committed mask is a mask still
-        after = replace(canvas, tokens=tokens, states=states)
-        yield Step(canvas, after, commits)
-        canvas = after
+    def _logits(self, canvas: CanvasState, places: _Places) -> Float[Tensor, "candidate vocabulary"]:
+        first, last = torch.stack([places.row.min(), places.row.max()]).tolist()
+        rows, at = slice(first, last + 1), (places.sample, places.row - first)
+        if not self.how.guidance:
+            return self.forward(canvas, rows)[at]
+        # The unguided pass comes first: a forward that is watched stays open until its commits are known.
+        without = canvas.tokens.masked_fill(canvas.states == State.PROMPT, self.mask_id)
+        unconditional = self.unguided(replace(canvas, tokens=without), rows)[at].float()
+        conditional = self.forward(canvas, rows)[at].float()
+        return unconditional + (self.how.guidance + 1) * (conditional - unconditional)
 
-
-def _most_confident(logits: Tensor, canvas: CanvasState, share: Tensor, shift: bool) -> Commits:
-    rows = _predicting_rows(canvas, shift)
-    if shift:
-        logits = logits[torch.arange(len(rows), device=rows.device)[:, None], rows]
-    confidence, token = logits.float().softmax(-1).max(-1)
-    ranked = torch.where(canvas.masked, confidence, -1.0).sort(dim=-1, descending=True, stable=True).indices
-    share = share.minimum(canvas.masked.sum(-1))
-    picked = torch.arange(ranked.shape[1], device=ranked.device) < share[:, None]
-    sample, rank = picked.nonzero(as_tuple=True)
-    position = ranked[sample, rank]
-    chosen = sample, position
-    return Commits(sample, position, rows[chosen], token[chosen], confidence[chosen])
-
-
-def _predicting_rows(canvas: CanvasState, shift: bool) -> Int[Tensor, "batch position"]:
-    """The row that decides each position. A shifted sample's first has none before it: its own stands in (Dream)."""
-    at = torch.arange(canvas.tokens.shape[1], device=canvas.tokens.device).expand_as(canvas.tokens)
-    return (at - 1).maximum(canvas.valid.int().argmax(-1, keepdim=True)) if shift else at
+    def _keys(self, canvas: CanvasState, purpose: str) -> Int[Tensor, " batch"]:
+        return step_keys(self.how.seed, self.samples, canvas.step, purpose).to(canvas.tokens.device)

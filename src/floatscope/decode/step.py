@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from jaxtyping import Float
+from torch import Tensor
+
 from floatscope.values import CanvasState, Commits
+
+Forward = Callable[[CanvasState, slice], Float[Tensor, "batch row vocabulary"]]
+"""The model as decoding sees it: the logits of the rows asked for."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
-"""A model as the rest of floatscope sees it: `forward(canvas) -> logits` and a few facts.
+"""A model as the rest of floatscope sees it: `forward(canvas, rows) -> logits` and a few facts.
 
-    logits = model.forward(canvas)          # [batch, position, vocabulary]
+    logits = model.forward(canvas, slice(40, 72))      # [batch, 32, vocabulary]: the rows that are asked for
+    forward = model.cached()                           # the same for a causal model that keeps its keys and values
 
 Padding gets its own positions: a sample's first valid token is position 0, wherever it stands in the batch.
 """
@@ -8,42 +9,115 @@ Padding gets its own positions: a sample's first valid token is position 0, wher
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from inspect import Parameter, signature
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from floatscope.errors import UserError
 from floatscope.values import CanvasState
+
+if TYPE_CHECKING:
+    from floatscope.models.text import Text
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What cannot be read off the weights."""
+    """What must be known of a checkpoint and cannot be read off its weights."""
 
     name: str
     family: str  # "mdm" | "arm"
     mask_id: int | None
     shift: bool = False  # logits at row p decide position p + 1
+    layout: str = ""  # the row of the families table it was opened by
+    bos_id: int | None = None
     eos_id: int | None = None
+    eot_id: int | None = None  # ends a turn, where that is another token than eos
+    pad_id: int | None = None
+    context: int | None = None  # positions it was trained for
+    first_position: int = 0  # the position id of a text's first token (RoBERTa counts from its padding id + 1)
+    revision: str | None = None  # commit of a hub checkpoint
+    weights: str | None = None  # fingerprint of the files
+    remote_code: bool = False  # the checkpoint's own code was run because the user said so
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """A text ends at the first of these."""
+        return tuple(dict.fromkeys(i for i in (self.eos_id, self.eot_id) if i is not None))
 
 
 @dataclass(frozen=True)
 class Model:
     module: nn.Module
     spec: ModelSpec
+    text: Text | None = None  # the tokenizer; None: prompts are token ids
 
     @property
     def device(self) -> torch.device:
         return next(self.module.parameters()).device
 
-    def forward(self, canvas: CanvasState) -> Float[Tensor, "batch position vocabulary"]:
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(p.dtype for p in self.module.parameters() if p.is_floating_point())
+
+    @property
+    def vocabulary(self) -> int:
+        """How many token ids the model takes."""
+        return int(self.module.get_input_embeddings().num_embeddings)  # type: ignore[operator]
+
+    def forward(self, canvas: CanvasState, rows: slice | None = None) -> Float[Tensor, "batch row vocabulary"]:
+        """Logits of `rows` (default: all), every position computed anew."""
+        extra = {"is_causal": self.spec.family == "arm", "use_cache": False}
+        return self._logits(canvas, 0, slice(0, canvas.tokens.shape[1]) if rows is None else rows, extra)
+
+    def cached(self) -> Cached:
+        """A forward that keeps keys and values from call to call: only a causal model's never change."""
+        if self.spec.family != "arm":
+            raise UserError(f"{self.spec.name} looks both ways, so its keys and values change at every step: no cache")
+        return Cached(self)
+
+    def _logits(self, canvas: CanvasState, start: int, rows: slice, extra: dict[str, Any]) -> Tensor:
+        """Run the positions from `start` on; `rows` are positions of the canvas."""
         valid = canvas.valid
-        output = self.module(
-            input_ids=canvas.tokens,
-            attention_mask=valid.long(),
-            position_ids=(valid.long().cumsum(-1) - 1).clamp_min(0),
-            is_causal=self.spec.family == "arm",
-            use_cache=False,
-        )
-        logits: Tensor = output.logits
+        wanted: dict[str, Any] = {**extra, "attention_mask": valid.long()}
+        if "position_ids" in self._takes:
+            positions = (valid.long().cumsum(-1) - 1).clamp_min(0) + self.spec.first_position
+            wanted["position_ids"] = positions[:, start:]
+        elif not bool(valid[:, 0].all()):
+            raise UserError(
+                f"{self.spec.name} takes no position_ids, so padding would move its positions; decode prompts of one"
+                " length together"
+            )
+        rows = slice(rows.start - start, rows.stop - start)
+        keep = "logits_to_keep" in self._takes
+        if keep:  # a number or an index, says transformers; a slice is an index that copies nothing
+            wanted["logits_to_keep"] = rows
+        taken = {k: v for k, v in wanted.items() if k in self._takes or "**" in self._takes}
+        logits: Tensor = self.module(input_ids=canvas.tokens[:, start:], **taken).logits
+        return (logits if keep else logits[:, rows]).to(canvas.tokens.device)
+
+    @cached_property
+    def _takes(self) -> frozenset[str]:
+        """The names of the arguments the module's forward takes; "**" if it takes any."""
+        parameters = signature(self.module.forward).parameters.values()
+        return frozenset("**" if p.kind is Parameter.VAR_KEYWORD else p.name for p in parameters)
+
+
+class Cached:
+    """A causal model's forward with its cache: each call runs the positions that are new."""
+
+    def __init__(self, model: Model) -> None:
+        from transformers import DynamicCache
+
+        self._model = model
+        self._past = DynamicCache()  # without a config it forgets nothing, so a sliding window can be watched too
+        self._length = 0
+
+    def __call__(self, canvas: CanvasState, rows: slice) -> Float[Tensor, "batch row vocabulary"]:
+        extra = {"past_key_values": self._past, "use_cache": True}
+        logits = self._model._logits(canvas, self._length, rows, extra)
+        self._length = canvas.tokens.shape[1]
         return logits

@@ -26,8 +26,10 @@ def untrained(model: nn.Module, seed: int = 0) -> nn.Module: ...
 def untrained(model: Model | nn.Module, seed: int = 0) -> Model | nn.Module:
     """A fresh model like `model`, on its device and in its dtype; the global random state is left as it was."""
     if isinstance(model, Model):
-        spec = replace(model.spec, name=f"{model.spec.name} (untrained, seed {seed})")
-        return Model(untrained(model.module, seed), spec)
+        spec = replace(
+            model.spec, name=f"{model.spec.name} (untrained, seed {seed})", weights=f"untrained, seed {seed}"
+        )
+        return replace(model, module=untrained(model.module, seed), spec=spec)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # of the CPU alone: no device's random state is touched
         fresh = _fresh(model)

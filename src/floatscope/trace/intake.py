@@ -36,7 +36,8 @@ class Brought:
     member: Array  # [batch, key, region]
     tokens_after: Array  # [batch, position]
     states_after: Array  # [batch, position]
-    block: tuple[int, int] | None
+    block: Array  # [batch, 2], [start, stop) of the block being filled; -1 when none
+    active: Array  # [batch]
     owner: Array  # [commit], the sample each commit belongs to
     commits: Mapping[str, Array]  # commit_position, …: [commit]
     fields: Mapping[str, Array]  # [layer, batch, …] or [layer, commit, …]; `uniform` [visibility, batch, …]
@@ -69,7 +70,8 @@ def bring(
         member=_numpy(member),
         tokens_after=_numpy(after.tokens).astype(np.int32),
         states_after=_numpy(after.states).astype(np.int8),
-        block=before.block,
+        block=np.full((len(before.tokens), 2), -1) if before.block is None else _numpy(before.block),
+        active=np.ones(len(before.tokens), bool) if before.active is None else _numpy(before.active),
         owner=_numpy(step.commits.sample),
         commits={
             f"commit_{name}": _numpy(getattr(step.commits, name)).astype(OWN[f"commit_{name}"].dtype)

@@ -48,7 +48,7 @@ def temporal_map(
     scale: str = "lift",
     path: str | Path | None = None,
     head: int | None = None,
-    view: str = "step",
+    view: str = "prefix",
 ) -> Figure:
     """Draw the map; what no row could see is grey. Saved to `path`, in the format its ending names."""
     received = trace.received(layer, group, scale, head, view)
@@ -78,7 +78,10 @@ def temporal_map(
     where += "" if head is None else f", head {head}"
     name = trace.sample if len(trace.sample) <= 48 else f"{trace.sample[:45]}…"
     name += f" ({trace.meta['model']})" if "model" in trace.meta else ""
-    axes.set_title(f"{name}: {where}, rows: {group}" + (", whole prefix" if view == "prefix" else ""))
+    axes.set_title(
+        f"{name}: {where}, rows: {group}"
+        + (", new rows alone" if view == "row" and trace.meta.get("rows") == "cache" else "")
+    )
     _legend(figure, trace, outlined=keys <= NARROW)
     if path is not None:
         _save(figure, Path(path))

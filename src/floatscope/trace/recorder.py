@@ -65,19 +65,13 @@ class Recorder:
         self._regions: tuple[str, ...] = ()
         self._kept = [_Kept() for _ in self.samples]
 
-    def add(
-        self,
-        step: Step,
-        layers: Sequence[Reductions],
-        layer_visibility: Sequence[int],
-        active: Sequence[bool] | None = None,
-    ) -> None:
-        """Append one step. `active` leaves out samples finished before it; so does a canvas that is all padding."""
+    def add(self, step: Step, layers: Sequence[Reductions], layer_visibility: Sequence[int]) -> None:
+        """Append one step, but not to samples that were finished before it, nor to a canvas that is all padding."""
         self._check(step, layers, layer_visibility)
         brought = bring(step, layers, layer_visibility, self.axes, self.coords)
         for b, (sample, kept) in enumerate(zip(self.samples, self._kept, strict=True)):
             start, stop = valid_span(brought.states[b], sample)
-            if start == stop or (active is not None and not active[b]):
+            if start == stop or not brought.active[b]:
                 continue
             if kept.pieces and start != kept.first:
                 raise ValueError(f"sample '{sample}' began at position {kept.first} and now begins at {start}")

@@ -21,6 +21,7 @@ from jaxtyping import Float
 
 from floatscope.capture.fields import ELIGIBLE
 from floatscope.errors import UserError, unknown
+from floatscope.values import State
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, np.dtype[Any]]
 
 SCALES = ("mean", "sum", "percent", "lift")
-VIEWS = ("step", "prefix")
+VIEWS = ("prefix", "row")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -69,16 +70,18 @@ class Trace:
         group: str = "all",
         scale: str = "mean",
         head: int | None = None,
-        view: str = "step",
+        view: str = "prefix",
         eligible: bool = False,
     ) -> Float[np.ndarray, "step key"]:
         """Received attention r[step, key] of a query group, for one layer or (None) the mean over layers.
 
         `scale` is one of docs/methods.md: `mean`, `sum` (times the step's number of keys), `percent`, `lift` (over what
-        uniform attention would give under the layer's own mask; for several layers the mean of their lifts). The view
-        `prefix`
-        adds up the rows an autoregressive model has shown one step at a time, so that step t is its whole prefix.
-        `eligible=True` leaves NaN where too few rows see a key for it to be ranked: the last keys under a causal mask.
+        uniform attention would give under the layer's own mask; for several layers the mean of their lifts).
+
+        A model with a cache shows its rows one step at a time. The view `prefix` adds up those shown so far, since
+        causal rows never change: step t is its whole prefix, as in a model that computes every row anew. The view `row`
+        is the rows new in a step alone. Predicting rows are those of their step in both. `eligible=True` leaves NaN
+        where too few rows see a key for it to be ranked: the last keys under a causal mask.
         """
         if scale not in SCALES:
             raise unknown("scale", scale, SCALES)
@@ -87,12 +90,12 @@ class Trace:
         means = self._means(head)  # [step, layer, group, key]
         if group not in self.coords["group"]:
             raise unknown("group", group, self.coords["group"])
-        if view == "prefix":
-            self._check_prefix(group)
+        running = view == "prefix" and self.meta.get("rows") == "cache" and group != "predicting"
         g, rows = self.coords["group"].index(group), self._layer_rows(layer)
+        new = self._new_rows(group) if running else self.arrays["queries"]
 
         def seen(mean: Array) -> Array:
-            return self._running(mean) if view == "prefix" else mean
+            return self._running(mean, new) if running else mean
 
         r = seen(means[:, rows, g].astype(np.float64))  # [step, layer, key]
         if scale == "lift":
@@ -107,8 +110,8 @@ class Trace:
             enough = (
                 self._field("eligible", "eligible=True reads it; leave it out")[:, at, g] == 1
             )  # [step, layer, key]
-            if view == "prefix":
-                rows_so_far = self.arrays["queries"].cumsum()[:, None, None]
+            if running:
+                rows_so_far = new.cumsum()[:, None, None]
                 enough = self.arrays["seen"][:, at, g].clip(0).cumsum(0) >= rows_so_far.clip(1, ELIGIBLE)
             r = np.where(enough, r, np.nan)
         over_layers: Array = r.mean(1).astype(np.float32)
@@ -135,7 +138,7 @@ class Trace:
         path: str | Path | None = None,
         *,
         head: int | None = None,
-        view: str = "step",
+        view: str = "prefix",
     ) -> Figure:
         """The temporal map M[step, key] with masks, commits and the top key of each step; saved if `path` is given."""
         from floatscope.trace.plot import temporal_map
@@ -167,21 +170,25 @@ class Trace:
             raise UserError(f"head {head} is not in the trace of '{self.sample}', which holds heads 0 to {heads - 1}")
         return per_head[:, :, head]
 
-    def _check_prefix(self, group: str) -> None:
-        if self.meta.get("rows") != "cache":
-            raise UserError(
-                "view 'prefix' adds up rows captured one step at a time; this trace saw all rows at every step"
-            )
-        if group != "all":
-            raise UserError(f"view 'prefix' adds up the rows of group 'all', not of '{group}'; use view='step'")
+    def _new_rows(self, group: str) -> Array:
+        """How many rows of the group each step adds; the rows new in a step are the last of its keys."""
+        state = {"masked": State.MASKED, "committed": State.COMMITTED}.get(group)
+        if state is None:
+            return self.arrays["queries"]
+        key = np.arange(self.arrays["states"].shape[1])
+        keys, queries = self.arrays["keys"][:, None], self.arrays["queries"][:, None]
+        new = (key < keys) & (key >= keys - queries)
+        counts: Array = (new & (self.arrays["states"] == state)).sum(1)
+        return counts
 
-    def _running(self, mean: Array) -> Array:
-        """Σ n_t·mean_t / Σ n_t over the steps so far, n_t the rows of step t: causal rows, once shown, never change."""
-        n = self.arrays["queries"].astype(np.float64)[:, None, None]
+    def _running(self, mean: Array, new: Array) -> Array:
+        """Σ n_t·mean_t / Σ n_t over the steps so far, n_t the rows new at step t; NaN before there are any."""
+        n = new.astype(np.float64)[:, None, None]
         there = (np.arange(mean.shape[-1]) < self.arrays["keys"][:, None])[:, None]  # [step, 1, key]
         # A row gave exactly 0 to the keys that came after it, though its own step holds NaN there.
         total = np.cumsum(np.where(there & (n > 0), n * mean, 0.0), 0)
-        return np.where(there, total / np.cumsum(n, 0), np.nan)
+        with np.errstate(invalid="ignore"):
+            return np.where(there, total / np.cumsum(n, 0), np.nan)
 
 
 def plain_json(value: Mapping[str, Any], what: str) -> dict[str, Any]:

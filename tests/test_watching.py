@@ -1,9 +1,7 @@
-"""The public verbs: decoding under watch, and watching code that knows nothing of floatscope."""
+"""Watching code that knows nothing of floatscope."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from itertools import pairwise
 
 import numpy as np
@@ -15,7 +13,7 @@ from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausa
 
 import floatscope as fs
 from floatscope.capture.fields import FIELDS, GROUPS, fields_of
-from floatscope.values import Regions, State
+from floatscope.values import State
 
 SHAPE = {
     "vocab_size": 50,
@@ -49,121 +47,6 @@ def same(one: fs.Trace, other: fs.Trace, rtol: float = 1e-4, atol: float = 1e-5)
         np.testing.assert_allclose(array, other.arrays[name], rounding, atol, err_msg=name)
 
 
-# --- decode -----------------------------------------------------------------------------------------------------------
-
-
-def test_watching_changes_no_token(llada):
-    plain = fs.decode(llada, PROMPTS, new_tokens=8, steps=4)
-    watched = fs.decode(llada, PROMPTS, new_tokens=8, steps=4, watch=fs.Watch())
-    assert torch.equal(plain.tokens, watched.tokens)
-    assert plain.traces == []
-    assert [step.commits.position.tolist() for step in plain.steps] == [
-        step.commits.position.tolist() for step in watched.steps
-    ]
-    assert not (watched.tokens[:, -8:] == llada.spec.mask_id).any()
-
-
-@pytest.mark.parametrize("keep", ["summary", "heads", "rows", "full"])
-def test_a_trace_keeps_what_its_level_says(llada, keep):
-    trace, _ = fs.decode(llada, PROMPTS, new_tokens=8, steps=4, watch=fs.Watch(keep=keep)).traces
-    without_regions = set(fields_of(keep)) - {"regions", "rollout", "row_regions"}
-    assert set(trace.arrays) & set(FIELDS) == without_regions
-    n = len(PROMPTS[0]) + 8
-    assert trace.arrays["received"].shape == (4, 3, len(GROUPS), n)
-    assert trace.arrays["row_key"].shape == (8, 3, 4, 16)  # [commit, layer, head, rank]
-    if keep == "full":
-        assert trace.arrays["matrix"].shape == (4, 3, 4, n, n)
-        np.testing.assert_allclose(trace.arrays["matrix"].sum(-1), 1.0, rtol=1e-4)
-
-
-def test_a_batch_leaves_the_traces_its_samples_leave_alone(llada):
-    watch = fs.Watch(keep="rows")
-    together = fs.decode(llada, PROMPTS, new_tokens=8, steps=4, watch=watch, samples=["0", "1"]).traces
-    for prompt, trace in zip(PROMPTS, together, strict=True):
-        same(trace, fs.decode(llada, [prompt], new_tokens=8, steps=4, watch=watch).traces[0])
-
-
-def test_received_attention_is_the_models_own(llada):
-    """Eager attention of the canvas before each step, averaged over rows and heads."""
-    out = fs.decode(llada, PROMPTS, new_tokens=8, steps=4, watch=fs.Watch(verify=True))
-    module = llada.module
-    module.set_attn_implementation("eager")
-    try:
-        for t, step in enumerate(out.steps):
-            canvas = step.before
-            valid = canvas.valid.long()
-            with torch.no_grad():
-                attentions = module(
-                    input_ids=canvas.tokens,
-                    attention_mask=valid,
-                    position_ids=(valid.cumsum(-1) - 1).clamp_min(0),
-                    is_causal=False,
-                    use_cache=False,
-                    output_attentions=True,
-                ).attentions
-            for b, trace in enumerate(out.traces):
-                for layer, A in enumerate(attentions):
-                    rows = A[b].mean(0)[canvas.valid[b]][:, canvas.valid[b]]  # [query, key]
-                    np.testing.assert_allclose(trace.received(layer=layer)[t], rows.mean(0), 2e-4, 1e-5)
-                    masked = (canvas.states[b] == State.MASKED)[canvas.valid[b]]
-                    np.testing.assert_allclose(
-                        trace.received(layer=layer, group="masked")[t], rows[masked].mean(0), 2e-4, 1e-5
-                    )
-                    position = step.commits.position[step.commits.sample == b] - int((~canvas.valid[b]).sum())
-                    np.testing.assert_allclose(
-                        trace.received(layer=layer, group="predicting")[t], rows[position].mean(0), 2e-4, 1e-5
-                    )
-    finally:
-        module.set_attn_implementation("sdpa")
-
-
-def test_the_first_step_has_no_committed_rows_and_the_last_has_all_but_its_own(llada):
-    (trace,) = fs.decode(llada, PROMPTS[:1], new_tokens=8, steps=4, watch=fs.Watch()).traces
-    committed = trace.received(group="committed")
-    assert np.isnan(committed[0]).all()
-    np.testing.assert_allclose(committed[1:].sum(-1), 1.0, rtol=1e-4)
-    assert (trace.arrays["states"] == State.COMMITTED).sum(-1).tolist() == [0, 2, 4, 6]
-
-
-def test_regions_reach_the_trace(llada):
-    regions = Regions.from_spans([{"prompt": [(0, 7)], "answer": [(7, 15)]}], 15)
-    (trace,) = fs.decode(llada, PROMPTS[:1], new_tokens=8, steps=2, watch=fs.Watch(), regions=regions).traces
-    assert trace.coords["region"] == ("prompt", "answer")
-    np.testing.assert_allclose(trace.arrays["regions"].sum(-1), 1.0, rtol=2e-3)  # the two are all there is
-    np.testing.assert_allclose(trace.arrays["rollout"].sum(-1), 1.0, rtol=1e-4)
-    np.testing.assert_allclose(trace.arrays["row_regions"].sum(-1), 1.0, rtol=2e-3)
-
-
-def test_names_and_facts_go_into_the_traces(llada):
-    out = fs.decode(
-        llada, PROMPTS, new_tokens=2, steps=1, watch=fs.Watch(), samples=["nq-1", "nq-2"], meta={"note": "x"}
-    )
-    assert [trace.sample for trace in out.traces] == ["nq-1", "nq-2"]
-    assert out.traces[0].meta["note"] == "x"
-    assert out.traces[0].meta["steps"] == 1
-    assert out.traces[0].coords["layer"] == tuple(f"model.layers.{i}.self_attn" for i in range(3))
-
-
-def test_a_name_for_every_prompt(llada):
-    with pytest.raises(fs.UserError, match="1 different sample names for 2 prompts; give one for each"):
-        fs.decode(llada, PROMPTS, new_tokens=2, steps=1, samples=["only"])
-
-
-def test_a_model_without_a_mask_token_cannot_denoise(arm):
-    model = fs.Model(arm, fs.ModelSpec("tiny-llama", "arm", None))
-    with pytest.raises(fs.UserError, match="tiny-llama has no mask token: it cannot denoise"):
-        fs.decode(model, PROMPTS, new_tokens=2, steps=1)
-
-
-def test_under_autocast_the_fields_are_still_fp32(llada):
-    regions = Regions.from_spans([{"prompt": [(0, 7)], "answer": [(7, 15)]}], 15)
-    with torch.autocast("cpu", torch.bfloat16):
-        out = fs.decode(llada, PROMPTS[:1], new_tokens=8, steps=2, watch=fs.Watch(keep="rows"), regions=regions)
-    rows, member = (torch.tensor(out.traces[0].arrays[name]) for name in ("rows", "region_member"))
-    got = torch.tensor(out.traces[0].arrays["row_regions"]).float()
-    torch.testing.assert_close(got, (rows @ member.float()).half().float(), rtol=0, atol=0)
-
-
 # --- around an autoregressive generate() ------------------------------------------------------------------------------
 
 
@@ -191,10 +74,9 @@ def test_the_prefix_is_what_one_forward_over_the_sequence_receives(arm, use_cach
     with fs.watch(arm) as whole:
         arm(tokens[:, :-1])
     (trace,), (final,) = seen.traces, whole.traces
-    view = "prefix" if use_cache else "step"
     for layer in range(3):
         for scale in ("mean", "lift"):
-            got = trace.received(layer=layer, scale=scale, view=view)[-1]
+            got = trace.received(layer=layer, scale=scale)[-1]
             np.testing.assert_allclose(got, final.received(layer=layer, scale=scale)[0], 1e-3, 1e-5)
 
 
@@ -209,7 +91,7 @@ def test_a_padded_batch_is_generated_as_its_samples_are(arm):
         arm.generate(torch.tensor(PROMPTS[1:]), **go)
     batched, single = seen.traces[1], alone.traces[0]
     assert batched.arrays["keys"].tolist() == single.arrays["keys"].tolist() == [3, 4, 5, 6, 7]
-    np.testing.assert_allclose(batched.received(view="prefix"), single.received(view="prefix"), 1e-3, 1e-5)
+    np.testing.assert_allclose(batched.received(), single.received(), 1e-3, 1e-5)
 
 
 def test_a_cache_passed_by_hand_is_noticed(arm):
@@ -223,7 +105,7 @@ def test_a_cache_passed_by_hand_is_noticed(arm):
     assert trace.arrays["tokens"][-1].tolist() == [*PROMPTS[0], 5]
     with torch.no_grad(), fs.watch(arm) as whole:
         arm(torch.tensor([[*PROMPTS[0], 5]]))
-    np.testing.assert_allclose(trace.received(view="prefix")[-1], whole.traces[0].received()[0], 1e-3, 1e-5)
+    np.testing.assert_allclose(trace.received()[-1], whole.traces[0].received()[0], 1e-3, 1e-5)
 
 
 def test_watching_begins_before_the_cache_is_filled(arm):
@@ -282,47 +164,6 @@ def test_a_mask_given_by_position_is_the_mask_given_by_name(arm):
         for name, array in by_name.arrays.items():
             np.testing.assert_array_equal(by_position.arrays[name], array)
     assert [int(t.arrays["keys"][0]) for t in traces[0]] == [17, 24]
-
-
-SLIPS = """
-import floatscope as fs, sys
-llada = fs.open_llada(fs.write_random_llada(sys.argv[1]))
-def said(slip):
-    try:
-        slip()
-    except fs.UserError as error:
-        print(error)
-go = {"new_tokens": 4, "steps": 2}
-said(lambda: fs.decode(llada, [1, 2, 3], **go))
-said(lambda: fs.decode(llada, ["hello"], **go))
-said(lambda: fs.decode(llada, [[1, 99999]], **go))
-said(lambda: fs.decode(llada, [[1.5]], **go))
-said(lambda: fs.decode(llada, [[1]], **go, watch=True))
-said(lambda: fs.decode(llada.module, [[1]], **go))
-said(lambda: fs.watch(llada, kep="heads").__enter__())
-said(lambda: fs.watch("gpt2").__enter__())
-said(lambda: fs.Watch(fields="received"))
-said(lambda: fs.Watch(reducers=(fs.Reducer,)))
-"""
-
-
-def test_slips_of_the_hand_get_a_sentence(tmp_path):
-    """In a process of its own, because the shape checks of the tests would answer first."""
-    done = subprocess.run([sys.executable, "-c", SLIPS, str(tmp_path / "m")], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    expected = [
-        "each prompt is a list of token ids, got 1; one prompt is [[1, 2, 3]]",
-        "each prompt is a list of token ids, got 'hello'; one prompt is [[1, 2, 3]]",
-        "token 99999 is not in m's vocabulary, 0 … 511",
-        "token 1.5 is not in m's vocabulary, 0 … 511",
-        "watch must be a fs.Watch(…) or None, got True",
-        "decode needs a floatscope Model (fs.open_llada), got LlamaForCausalLM; see also fs.watch",
-        "unknown setting of `watch` 'kep' (did you mean 'keep'?); allowed: keep, fields, reducers, verify, backend",
-        "watch needs a torch module or a floatscope Model, got str",
-        "fields must be a tuple of names, got the string 'received'; write ('received',)",
-        f"{fs.Reducer!r} is no reducer: give an instance of a fs.Reducer with a name and axes",
-    ]
-    assert done.stdout.splitlines() == expected
 
 
 # --- around a denoising loop of one's own -----------------------------------------------------------------------------
@@ -448,10 +289,3 @@ def test_levels_nest():
     levels = [set(fields_of(keep)) for keep in ("summary", "heads", "rows", "full")]
     assert all(a < b for a, b in pairwise(levels))
     assert levels[-1] == set(FIELDS)
-
-
-def test_seeds_decide_nothing_but_the_weights(llada):
-    """Decoding at temperature 0 uses no randomness: two runs leave the same trace."""
-    one, other = (fs.decode(llada, PROMPTS, new_tokens=4, steps=2, watch=fs.Watch()).traces for _ in range(2))
-    for a, b in zip(one, other, strict=True):
-        same(a, b, 0, 0)

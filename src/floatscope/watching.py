@@ -1,7 +1,4 @@
-"""The public verbs: decode under watch, and watch somebody else's code. Glue between the rooms, no logic of its own.
-
-out = decode(model, [prompt_ids], new_tokens=16, steps=16, watch=Watch())
-out.traces[0].plot()
+"""`watch`: see every forward of a model inside a block of somebody else's code.
 
 with watch(any_module, mask_id=103) as seen:
     any_module.generate(...)
@@ -12,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from dataclasses import fields as dataclass_fields
+from dataclasses import replace
 from inspect import signature
 from typing import Any
 
@@ -23,77 +20,11 @@ from torch import Tensor, nn
 from floatscope.capture.fields import FIELDS
 from floatscope.capture.watcher import Watch, Watcher
 from floatscope.capture.ways import into
-from floatscope.decode import Step, canvas_of, denoise
+from floatscope.decode import Step
 from floatscope.errors import UserError, unknown
 from floatscope.models import Model
 from floatscope.trace import Recorder, Trace
-from floatscope.values import CanvasState, Commits, Regions, State
-
-
-@dataclass(frozen=True)
-class Decoded:
-    """What came out: the finished canvases, every step, and one trace per prompt if it was watched."""
-
-    tokens: Tensor
-    steps: list[Step]
-    traces: list[Trace]
-
-
-def decode(
-    model: Model,
-    prompts: Sequence[Sequence[int]],
-    *,
-    new_tokens: int,
-    steps: int,
-    watch: Watch | None = None,
-    samples: Sequence[str] | None = None,
-    regions: Regions | None = None,
-    meta: Mapping[str, Any] | None = None,
-) -> Decoded:
-    """Denoise the prompts (token ids) as one batch, watched or not."""
-    if not isinstance(model, Model):
-        raise UserError(
-            f"decode needs a floatscope Model (fs.open_llada), got {type(model).__name__}; see also fs.watch"
-        )
-    if watch is not None and not isinstance(watch, Watch):
-        raise UserError(f"watch must be a fs.Watch(…) or None, got {watch!r}")
-    if regions is not None and not isinstance(regions, Regions):
-        raise UserError(f"regions must be fs.Regions, got {type(regions).__name__}; use fs.Regions.from_spans")
-    if model.spec.mask_id is None:
-        raise UserError(f"{model.spec.name} has no mask token: it cannot denoise")
-    _check_prompts(prompts, model)
-    canvas = _to(canvas_of(prompts, new_tokens, model.spec.mask_id, regions=regions), model.device)
-    names = [str(i) for i in range(len(prompts))] if samples is None else list(samples)
-    if len(names) != len(prompts) or len(set(names)) != len(names):
-        raise UserError(f"{len(set(names))} different sample names for {len(prompts)} prompts; give one for each")
-    go: dict[str, Any] = {"mask_id": model.spec.mask_id, "steps": steps, "shift": model.spec.shift}
-    done: list[Step] = []
-    with torch.inference_mode():
-        if watch is None:
-            done = list(denoise(model.forward, canvas, **go))
-            return Decoded(done[-1].after.tokens, done, [])
-        watcher = Watcher(watch, rows=True)
-
-        def watched(state: CanvasState) -> Tensor:
-            watcher.begin(state)
-            return model.forward(state)
-
-        facts = {"model": model.spec.name, "sampler": "confidence", "new_tokens": new_tokens, "steps": steps}
-        facts |= {
-            "temperature": 0,
-            "dtype": str(next(model.module.parameters()).dtype).removeprefix("torch."),
-            "fields": list(watch.names),
-        }
-        recorder: Recorder | None = None
-        with into(model.module, watcher):
-            for step in denoise(watched, canvas, **go):
-                layers = watcher.finish(step.commits)
-                if recorder is None:
-                    recorder = _recorder(names, watcher, {**facts, **(meta or {})})
-                recorder.add(step, layers, watcher.layer_visibility)
-                done.append(step)
-    assert recorder is not None
-    return Decoded(done[-1].after.tokens, done, recorder.traces())
+from floatscope.values import CanvasState, Commits, State
 
 
 class Seen:
@@ -131,7 +62,7 @@ class Seen:
             )
         if self._before is None:
             names = [f"{len(self._recorders)}.{b}" for b in range(len(self._now.tokens))]
-            self._recorders.append(_recorder(names, self.watcher, {"rows": "all"}))
+            self._recorders.append(recorder_for(names, self.watcher, {"rows": "all"}))
         if self._cached:
             self._recorders[-1].meta["rows"] = "cache"
         self._recorders[-1].add(Step(self._now, self._now, Commits.none()), layers, self.watcher.layer_visibility)
@@ -217,16 +148,6 @@ def watch(module: nn.Module | Model, *, mask_id: int | None = None, **settings: 
                 handle.remove()
 
 
-def _check_prompts(prompts: Sequence[Sequence[int]], model: Model) -> None:
-    vocabulary = model.module.get_input_embeddings().num_embeddings  # type: ignore[operator]
-    for prompt in prompts:
-        if isinstance(prompt, str) or not hasattr(prompt, "__len__"):
-            raise UserError(f"each prompt is a list of token ids, got {prompt!r}; one prompt is [[1, 2, 3]]")
-        for token in prompt:
-            if token != int(token) or not 0 <= token < vocabulary:
-                raise UserError(f"token {token} is not in {model.spec.name}'s vocabulary, 0 … {vocabulary - 1}")
-
-
 def _refuse_beams(*_: Any) -> None:
     raise UserError(
         "beam search moves sequences from row to row of the batch, so a row is no one sequence's trace;"
@@ -243,12 +164,7 @@ def _continues(before: CanvasState, ids: Tensor, cached: int) -> bool:
     return bool(cached) or bool((before.tokens == ids[:, :n])[prompt].all())
 
 
-def _recorder(samples: Sequence[str], watcher: Watcher, meta: Mapping[str, Any]) -> Recorder:
+def recorder_for(samples: Sequence[str], watcher: Watcher, meta: Mapping[str, Any]) -> Recorder:
+    """A recorder that knows the names of the watched layers and the axes of the user's reducers."""
     axes = {reducer.name: reducer.axes for reducer in watcher.watch.reducers}
     return Recorder(samples, meta=meta, extra_axes=axes, coords={"layer": watcher.layers})
-
-
-def _to(canvas: CanvasState, device: torch.device) -> CanvasState:
-    member = canvas.regions.member
-    regions = replace(canvas.regions, member=None if member is None else member.to(device))
-    return replace(canvas, tokens=canvas.tokens.to(device), states=canvas.states.to(device), regions=regions)

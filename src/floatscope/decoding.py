@@ -1,0 +1,288 @@
+"""`decode`: fill canvases or continue prompts, watched or not. Glue between the rooms, no rule of its own.
+
+out = decode(model, "What floats?", new_tokens=32, watch=Watch())
+for step in out: ...                        # as they happen
+out.text, out.steps, out.trace              # whatever has not happened yet is done first
+final_state(out, Watch())                   # one more forward, over the finished sequences
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from floatscope import prompts as asked
+from floatscope.capture.watcher import Watch, Watcher
+from floatscope.capture.ways import into
+from floatscope.decode import Sampling, Step, autoregress, canvas_of, denoise, sampling
+from floatscope.errors import UserError
+from floatscope.models import Model
+from floatscope.trace import Recorder, Trace
+from floatscope.values import CanvasState, Commits, Reductions, Regions, State
+from floatscope.watching import recorder_for
+
+
+def decode(
+    model: Model,
+    prompts: asked.Prompt | Sequence[asked.Prompt],
+    *,
+    watch: Watch | None = None,
+    preset: str | None = None,
+    chat: bool | None = None,
+    infill: bool = False,
+    samples: Sequence[str] | None = None,
+    regions: Regions | None = None,
+    meta: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> Decoding:
+    """Decode one prompt or a batch; `settings` are those of `Sampling` (sampler, new_tokens, steps, block, …).
+
+    A prompt is a text, a list of token ids, or a list of messages. Texts go through the chat template if the model has
+    one (`chat=False`: never). `infill` fills masks inside the prompts too. `samples` name the prompts in traces and key
+    their randomness. Everything is checked here; decoding begins when the first step is asked for.
+    """
+    if not isinstance(model, Model):
+        raise UserError(f"decode needs a floatscope Model (fs.load), got {type(model).__name__}; see also fs.watch")
+    if watch is not None and not isinstance(watch, Watch):
+        raise UserError(f"watch must be a fs.Watch(…) or None, got {watch!r}")
+    if regions is not None and not isinstance(regions, Regions):
+        raise UserError(f"regions must be fs.Regions, got {type(regions).__name__}; use fs.Regions.from_spans")
+    if model.spec.family == "mdm" and model.spec.mask_id is None:
+        raise UserError(f"{model.spec.name} has no mask token: give its id, fs.load(…, mask_id=…)")
+    how = sampling(model.spec.family, preset, **settings)
+    ids = asked.token_ids(model, prompts, chat)
+    asked.check(model, ids, how.new_tokens, infill)
+    names = [str(i) for i in range(len(ids))] if samples is None else list(samples)
+    if len(names) != len(ids) or len(set(names)) != len(names):
+        raise UserError(f"{len(set(names))} different sample names for {len(ids)} prompts; give one for each")
+    suffix = model.text.suffix if model.text is not None else ()
+    canvas = canvas_of(ids, how.new_tokens, model.spec.mask_id, suffix=suffix, regions=regions).to(model.device)
+    template = asked.uses_template(model, chat) and not all(_given_as_ids(p) for p in asked.several(prompts))
+    facts = {**_facts(model, how, watch), "template": "chat" if template else None, **(meta or {})}
+    return Decoding(model, how, canvas, names, watch, facts, len(suffix) if model.spec.family == "mdm" else 0, infill)
+
+
+class Decoding:
+    """An iterator of `Step`, and the result once they are done."""
+
+    def __init__(
+        self,
+        model: Model,
+        how: Sampling,
+        canvas: CanvasState,
+        samples: Sequence[str],
+        watch: Watch | None,
+        meta: Mapping[str, Any],
+        suffix: int,
+        infill: bool,
+    ) -> None:
+        self.model, self.how, self.samples, self.meta = model, how, tuple(samples), dict(meta)
+        self.layers: list[Reductions] = []  # what the latest step left behind, if it was watched
+        self._canvas, self._suffix, self._infill = canvas, suffix, infill
+        self._watcher = None if watch is None else Watcher(watch, rows=True)
+        self._recorder: Recorder | None = None
+        self._done: list[Step] = []
+        self._rest = _run(model, how, canvas, self.samples, suffix, self._watcher)
+
+    def __iter__(self) -> Iterator[Step]:
+        """The steps from the first on; those that have not happened happen now."""
+        at = 0
+        while at < len(self._done) or self._more():
+            yield self._done[at]
+            at += 1
+
+    def __repr__(self) -> str:
+        return f"Decoding({self.model.spec.name}: {len(self.samples)} samples, {len(self._done)} steps so far)"
+
+    @property
+    def steps(self) -> list[Step]:
+        while self._more():
+            pass
+        return self._done
+
+    @property
+    def tokens(self) -> Tensor:
+        """The finished canvases [batch, position], left-padded."""
+        return self.steps[-1].after.tokens if self.steps else self._canvas.tokens
+
+    @property
+    def answer_start(self) -> int:
+        """Where the new tokens begin in every canvas of the batch."""
+        behind = self.how.new_tokens + self._suffix if self.model.spec.family == "mdm" else 0
+        return self._canvas.tokens.shape[1] - behind
+
+    @property
+    def generated(self) -> list[list[int]]:
+        """The new tokens of each prompt, up to the first that ends a text."""
+        start = self.answer_start
+        answers: list[list[int]] = self.tokens[:, start : start + self.how.new_tokens].tolist()
+        ends = set(self.model.spec.stop_ids)
+        return [answer[: next((i for i, t in enumerate(answer) if t in ends), len(answer))] for answer in answers]
+
+    @property
+    def texts(self) -> list[str]:
+        """What was generated for each prompt; of a canvas with masks in its prompt, the whole."""
+        if self.model.text is None:
+            raise UserError(f"{self.model.spec.name} has no tokenizer; read `generated` or `tokens`")
+        if not self._infill:
+            return [self.model.text.decode(ids) for ids in self.generated]
+        valid = self.steps[-1].after.valid if self.steps else self._canvas.valid
+        return [self.model.text.decode(row[keep].tolist()) for row, keep in zip(self.tokens, valid, strict=True)]
+
+    @property
+    def text(self) -> str:
+        return str(_only(self.texts, "texts"))
+
+    @property
+    def traces(self) -> list[Trace]:
+        """One per prompt."""
+        if self._watcher is None:
+            raise UserError("nothing was watched; decode with watch=fs.Watch()")
+        assert self.steps
+        assert self._recorder is not None
+        return self._recorder.traces()
+
+    @property
+    def trace(self) -> Trace:
+        only: Trace = _only(self.traces, "traces")
+        return only
+
+    def lift(self, layer: int) -> Tensor:
+        """Received attention over what uniform attention would give, [batch, key], of one layer at the latest step.
+
+        Mean over heads, all rows of the forward; NaN for keys that too few of them see.
+        """
+        if self._watcher is None or not self.layers:
+            raise UserError("nothing has been watched; decode with watch=fs.Watch() and take a step first")
+        if not 0 <= layer < len(self.layers):
+            raise UserError(f"there is no layer {layer}: {self.model.spec.name} has layers 0 to {len(self.layers) - 1}")
+        at = self._watcher.layer_visibility
+        shared = self.layers[at.index(at[layer])].fields  # those of a visibility come with its first layer
+        received = self.layers[layer].fields["received"][:, 0]
+        return torch.where(shared["eligible"][:, 0] > 0, received / shared["uniform"][:, 0], torch.nan)
+
+    def _more(self) -> bool:
+        """Do one more step; False when there is none."""
+        step, self.layers = next(self._rest, (None, self.layers))
+        if step is None:
+            return False
+        if self._watcher is not None:
+            self._recorder = self._recorder or recorder_for(self.samples, self._watcher, self.meta)
+            self._recorder.add(step, self.layers, self._watcher.layer_visibility)
+        self._done.append(step)
+        return True
+
+
+def _run(
+    model: Model, how: Sampling, canvas: CanvasState, samples: Sequence[str], suffix: int, watcher: Watcher | None
+) -> Iterator[tuple[Step, list[Reductions]]]:
+    """The steps, each with what its forward left behind. It holds no `Decoding`: dropping that ends the watch."""
+    spec = model.spec
+    whole = model.cached() if spec.family == "arm" else model.forward
+
+    def forward(canvas: CanvasState, rows: slice) -> Tensor:
+        if watcher is not None:
+            watcher.begin(canvas)
+        try:
+            return whole(canvas, rows)
+        except torch.OutOfMemoryError as error:
+            raise _too_large(model, canvas) from error
+
+    with nullcontext() if watcher is None else into(model.module, watcher):
+        if spec.family == "arm":
+            steps = autoregress(forward, canvas, how, end_ids=spec.stop_ids, samples=samples)
+        else:
+            assert spec.mask_id is not None
+            steps = denoise(
+                forward,
+                canvas,
+                how,
+                mask_id=spec.mask_id,
+                shift=spec.shift,
+                end_ids=spec.stop_ids,
+                samples=samples,
+                suffix=suffix,
+                unguided=model.forward,
+            )
+        for step in steps:
+            yield step, [] if watcher is None else watcher.finish(step.commits)
+
+
+def final_state(decoding: Decoding, watch: Watch | None = None) -> list[Trace]:
+    """One forward over each finished sequence: what a picture of "the attention" often is. Never mixed with steps.
+
+    A trace of one step, marked `state: final`; its commits are all of the decoding's, with their predicting rows.
+    """
+    steps, model = decoding.steps, decoding.model
+    if not steps:
+        raise UserError("nothing was decoded: no prompt had a mask to fill")
+    canvas = _finished(decoding)
+    parts = [step.commits for step in steps]
+    commits = Commits(
+        *(torch.cat([getattr(c, n) for c in parts]) for n in ("sample", "position", "row", "token", "confidence"))
+    )
+    watcher = Watcher(watch or Watch(), rows=True)
+    first = int(commits.row.min()) if len(commits) else 0
+    with torch.no_grad(), into(model.module, watcher):
+        watcher.begin(canvas, first_row=first)
+        model.forward(canvas, slice(canvas.tokens.shape[1] - 1, canvas.tokens.shape[1]))
+        layers = watcher.finish(commits)
+        meta = {**decoding.meta, "rows": "all", "state": "final", "fields": list(watcher.watch.names)}
+        recorder = recorder_for(decoding.samples, watcher, meta)
+        recorder.add(Step(canvas, canvas, commits), layers, watcher.layer_visibility)
+    return recorder.traces()
+
+
+def _finished(decoding: Decoding) -> CanvasState:
+    """The canvas after the last step; what an ended autoregressive sample was filled up with is padding."""
+    after = decoding.steps[-1].after
+    states = after.states.clone()
+    if decoding.model.spec.family == "arm":
+        written = torch.zeros_like(states, dtype=torch.bool)
+        for step in decoding.steps:
+            written[step.commits.sample, step.commits.position] = True
+        states[(states == State.COMMITTED) & ~written] = int(State.PAD)
+    return replace(after, states=states, step=0, block=None, active=None)
+
+
+def _facts(model: Model, how: Sampling, watch: Watch | None) -> dict[str, Any]:
+    """What a result depends on besides the prompt."""
+    spec = model.spec
+    names = ("family", "layout", "mask_id", "shift", "revision", "weights", "remote_code")
+    facts = {"model": spec.name, **{name: getattr(spec, name) for name in names}}
+    facts |= {"dtype": str(model.dtype).removeprefix("torch."), **how.as_json}
+    facts |= {"rows": "cache" if spec.family == "arm" else "all", "state": "step"}
+    return facts | ({} if watch is None else {"fields": list(watch.names)})
+
+
+def _too_large(model: Model, canvas: CanvasState) -> UserError:
+    """Out of memory: run one sample to see what it takes, and say how many would fit."""
+    batch, length = canvas.tokens.shape
+    device, advice = canvas.tokens.device, "give shorter prompts, fewer new tokens, or another device or dtype"
+    if batch > 1 and device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+        free, before = torch.cuda.mem_get_info(device)[0], torch.cuda.memory_allocated(device)
+        one = CanvasState(canvas.tokens[:1], canvas.states[:1])
+        try:
+            model.forward(one, slice(0, length))
+            each = max(1, torch.cuda.max_memory_allocated(device) - before)
+            advice = f"{max(1, min(batch - 1, int(0.9 * free / each)))} at a time would fit"
+        except torch.OutOfMemoryError:
+            advice = f"not even one fits; {advice}"
+    return UserError(f"{batch} prompts of {length} positions do not fit in the memory of {device}: {advice}")
+
+
+def _given_as_ids(prompt: Any) -> bool:
+    return not isinstance(prompt, str) and not any(isinstance(part, Mapping) for part in prompt)
+
+
+def _only(several: list[Any], name: str) -> Any:
+    if len(several) != 1:
+        raise UserError(f"there are {len(several)} of them, one per prompt; read `{name}`")
+    return several[0]

@@ -1,0 +1,139 @@
+"""A .gguf file → a module and its tokenizer, through transformers, which unpacks the weights.
+
+    header = read_header(Path("SmolLM2-135M-Instruct.Q4_1.gguf"))
+    header.architecture, header.parameters                            # "llama", 134515008
+    module, text = read(path, torch.device("cpu"), torch.float32)     # needs the extra `gguf`
+
+LLaDA and Dream files of this kind exist for llama.cpp; transformers does not know them, so they are refused by name.
+"""
+
+from __future__ import annotations
+
+import struct
+from contextlib import redirect_stderr
+from dataclasses import dataclass
+from importlib.util import find_spec
+from io import StringIO
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import nn
+
+from floatscope.errors import UserError
+from floatscope.models.files import first_line
+from floatscope.models.quiet import quiet
+from floatscope.models.text import Text
+
+REFUSED = {"llada": "LLaDA", "llada-moe": "LLaDA-MoE", "llada2": "LLaDA2", "dream": "Dream", "rnd1": "RND1"}
+SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+STRING, ARRAY = 8, 9
+
+
+@dataclass(frozen=True)
+class Header:
+    """What the file says of itself; of its lists only the length is kept."""
+
+    values: dict[str, Any]
+    parameters: int
+
+    @property
+    def architecture(self) -> str:
+        return str(self.values.get("general.architecture"))
+
+    def get(self, name: str) -> Any:
+        """A value of the architecture: `get("block_count")`."""
+        return self.values.get(f"{self.architecture}.{name}")
+
+
+def read_header(path: Path) -> Header:
+    """The header alone, whatever the size of the file; a family that cannot be opened is refused here."""
+    if not path.is_file():
+        raise UserError(f"there is no file {path}")
+    try:
+        with path.open("rb") as file:
+            header = _parse(file)
+    except (struct.error, UnicodeDecodeError, MemoryError, OverflowError, RecursionError, ValueError) as error:
+        raise UserError(f"{path} is no GGUF file, or damaged ({error}); fetch it again") from error
+    if header.architecture in REFUSED:
+        raise UserError(
+            f"{path} is a {REFUSED[header.architecture]} GGUF ({header.architecture}), which transformers cannot read;"
+            " take the safetensors checkpoint"
+        )
+    return header
+
+
+def read(path: Path, place: str | torch.device, dtype: torch.dtype) -> tuple[nn.Module, Text]:
+    """Module and tokenizer; every weight unpacked to `dtype`."""
+    if find_spec("gguf") is None:
+        raise UserError(f"{path} needs the package gguf; install it with pip install 'floatscope[gguf]'")
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    where = {"gguf_file": path.name, "local_files_only": True, "trust_remote_code": False}
+    try:
+        with quiet(), redirect_stderr(StringIO()):  # its progress bar asks nobody
+            module, info = AutoModelForCausalLM.from_pretrained(
+                str(path.parent),
+                dtype=dtype,
+                device_map=place if isinstance(place, str) else {"": place},
+                quantization_config=GgufConfig(dequantize=True),
+                output_loading_info=True,
+                **where,
+            )
+            text = Text(AutoTokenizer.from_pretrained(str(path.parent), **where), path.name)
+    except (ValueError, TypeError, LookupError, OSError, RuntimeError) as error:
+        raise UserError(f"{path} cannot be opened by transformers ({first_line(error)})") from error
+    bad = sorted({*info["missing_keys"], *info["unexpected_keys"]})
+    if bad:
+        raise UserError(f"{path}: tensors missing or unexpected: {', '.join(bad)}")
+    return module, text
+
+
+def _parse(file: BinaryIO) -> Header:
+    if file.read(4) != b"GGUF":
+        raise ValueError("it does not begin with GGUF")
+    version, tensors, values = _take(file, "I"), _take(file, "Q"), _take(file, "Q")
+    if version not in (2, 3):
+        raise ValueError(f"version {version}")
+    found = {}
+    for _ in range(values):
+        name = _string(file)
+        found[name] = _value(file, _take(file, "I"))
+    parameters = 0
+    for _ in range(tensors):
+        _string(file)
+        parameters += prod(_take(file, "Q") for _ in range(_take(file, "I")))
+        _take(file, "I"), _take(file, "Q")  # type and offset
+    return Header(found, parameters)
+
+
+def _value(file: BinaryIO, kind: int) -> Any:
+    if kind == STRING:
+        return _string(file)
+    if kind == ARRAY:
+        inner, count = _take(file, "I"), _take(file, "Q")
+        if inner in SCALARS:
+            _read(file, count * struct.calcsize("<" + SCALARS[inner]))
+        else:
+            for _ in range(count):
+                _value(file, inner)
+        return count
+    if kind not in SCALARS:
+        raise ValueError(f"value of kind {kind}")
+    return _take(file, SCALARS[kind])
+
+
+def _string(file: BinaryIO) -> str:
+    return _read(file, _take(file, "Q")).decode()
+
+
+def _take(file: BinaryIO, form: str) -> Any:
+    return struct.unpack("<" + form, _read(file, struct.calcsize("<" + form)))[0]
+
+
+def _read(file: BinaryIO, count: int) -> bytes:
+    read = file.read(count) if count <= 1 << 30 else b""
+    if len(read) != count:
+        raise ValueError("it ends in its header")
+    return read

@@ -1,0 +1,293 @@
+"""A name → a `Model`: find the files, recognise the family, check everything, then read the weights.
+
+    model = load("GSAI-ML/LLaDA-8B-Instruct")          # a hub id; also a folder, a .gguf file or twin:NAME
+    model = load("folder", device="cuda", dtype="bf16")
+    model = load("gpt2-diffusion", mask_id=50257)      # a causal model that was trained to denoise
+
+Weights go tensor by tensor from the file to the device in the dtype asked for. A missing or unexpected tensor is
+refused, and no code of a checkpoint is run unless the user says so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.resources import files as resources
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+
+from floatscope.errors import UserError, unknown
+from floatscope.models import gguf, hub, remote
+from floatscope.models.families import CAUSAL, REMOTE, Family, recognise
+from floatscope.models.files import Folder, fingerprint, first_line, read_config, read_folder
+from floatscope.models.model import Model, ModelSpec
+from floatscope.models.place import CPU, Place, check_fits, device_of, dtype_of, free_bytes, too_large
+from floatscope.models.quiet import quiet
+from floatscope.models.spec import infer
+from floatscope.models.text import Text, open_text
+
+NOT_OURS = (  # what a config may ask of transformers beyond the network: kernels from the hub, code, other files
+    "attn_implementation",
+    "_attn_implementation",
+    "_attn_implementation_internal",
+    "_attn_implementation_autoset",
+    "experts_implementation",
+    "_experts_implementation",
+    "_experts_implementation_internal",
+    "auto_map",
+    "custom_generate",
+    "distributed_config",
+    "dtype",
+    "fusion_config",
+    "kernel_config",
+    "output_attentions",
+    "output_hidden_states",
+    "return_dict",
+    "torch_dtype",
+    "transformers_weights",
+    "use_kernels",
+)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A checkpoint as far as it can be known without its weights."""
+
+    folder: Folder
+    family: Family
+    empty: Any  # the transformers module on the meta device
+    text: Text | None
+    spec: ModelSpec
+
+
+def load(
+    name: str | Path,
+    *,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    mask_id: int | None = None,
+    shift: bool | None = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> Model:
+    """Open a checkpoint. Without `device` a GPU is taken if there is one; without `dtype` the checkpoint's own on a GPU
+    and float32 on a CPU. device="auto" spreads it over all GPUs. `mask_id` and `shift` overrule what the files say."""
+    place, wanted = device_of(device), dtype_of(dtype)
+    overrule: dict[str, Any] = {"mask_id": mask_id, "shift": shift}
+    if Path(name).suffix == ".gguf":
+        return _load_gguf(Path(name).expanduser(), place, wanted, **overrule)
+    folder, commit = locate(str(name), revision, trust_remote_code=trust_remote_code)
+    shown = shown_name(name, folder, commit)
+    if trust_remote_code and _unknown(folder):
+        model = _load_remote(shown, folder, place, wanted, **overrule)
+    else:
+        opened = open_checkpoint(shown, folder, **overrule)
+        stored = getattr(torch, opened.folder.dtype)
+        module = _read(opened, place, wanted or (torch.float32 if place == CPU else stored))
+        spec = replace(opened.spec, weights=opened.folder.fingerprint)
+        model = _checked(Model(module, spec, opened.text), opened.family)
+    return replace(model, spec=replace(model.spec, revision=commit))
+
+
+def _unknown(folder: Path) -> bool:
+    with about(folder):
+        return recognise(read_config(folder), None) is None
+
+
+def _load_gguf(path: Path, place: Place, dtype: torch.dtype | None, **overrule: Any) -> Model:
+    header = gguf.read_header(path)
+    dtype = dtype or (torch.float32 if place == CPU else torch.bfloat16)
+    check_fits(path.name, header.parameters, dtype, place)
+    module, text = gguf.read(path, place, dtype)
+    with about(path):
+        spec = infer(path.name, CAUSAL, {}, module, text, **overrule)
+    return _checked(Model(module.eval(), replace(spec, weights=fingerprint(path)), text), CAUSAL)
+
+
+def _load_remote(name: str, folder: Path, place: Place, dtype: torch.dtype | None, **overrule: Any) -> Model:
+    found = read_folder(folder)
+    dtype = dtype or (torch.float32 if place == CPU else getattr(torch, found.dtype))
+    module, text = remote.read(folder, found.config, place, dtype)
+    row = REMOTE if found.config.get("mask_token_id") is None else replace(REMOTE, kind="mdm", shift=False)
+    with about(folder):
+        spec = infer(name, row, found.config, module, text, **overrule)
+    return Model(module.eval(), replace(spec, weights=found.fingerprint, remote_code=True), text)
+
+
+def shown_name(name: str | Path, folder: Path, commit: str | None) -> str:
+    """A local folder goes by its last name: a run must not depend on where it lies."""
+    return str(name) if commit or str(name).startswith("twin:") else folder.resolve().name
+
+
+def locate(
+    name: str, revision: str | None = None, *, weights: bool = True, trust_remote_code: bool = False
+) -> tuple[Path, str | None]:
+    """The folder behind a name, and the commit of a hub checkpoint, fetched with its weights or without."""
+    if name.startswith("twin:"):
+        return _twin(name.removeprefix("twin:")), None
+    path = Path(name).expanduser()
+    if path.exists() or not hub.is_hub_id(name):
+        if revision is not None:
+            raise UserError(f"revision={revision!r} belongs to a hub id, and {name} is none")
+        return path, None
+    config = read_config(hub.fetch_config(name, revision))
+    with about(name):
+        if recognise(config, None) is None and not trust_remote_code:
+            raise _stranger(config)
+    return hub.fetch(name, revision, weights=weights, code=trust_remote_code)
+
+
+def _twin(name: str) -> Path:
+    home = Path(str(resources("floatscope"))) / "twins"
+    there = sorted(p.name for p in home.iterdir() if (p / "config.json").is_file()) if home.is_dir() else []
+    if name in there:
+        return home / name
+    if not there:
+        raise UserError(f"there is no twin:{name}: no twins are shipped with this version")
+    raise unknown("twin", name, there)
+
+
+def open_checkpoint(
+    name: str, path: Path, *, weights: bool = True, mask_id: int | None = None, shift: bool | None = None
+) -> Opened:
+    """Everything but the weights: family, config, tokenizer and spec, each checked against the headers of the weights,
+    or without them (`weights` False: they have not been fetched)."""
+    folder = read_folder(path) if weights else Folder(path, read_config(path), (), {})
+    with about(path):
+        found = recognise(folder.config, folder.stored if weights else None)
+        if found is None:
+            raise _stranger(folder.config)
+        family, becomes = found
+        config = _transformers(family, becomes, folder.config)
+        text = open_text(path, separator=family.separator)
+        empty = _empty(becomes, config)
+        if weights:
+            _check_tensors(folder, family, empty)
+        spec = infer(name, family, folder.config, empty, text, mask_id=mask_id, shift=shift)
+    return Opened(folder, family, empty, text, spec)
+
+
+def _stranger(config: dict[str, Any]) -> UserError:
+    named = ", ".join(map(str, config.get("architectures") or ["none"]))
+    own = "auto_map" in config
+    helps = "; it brings code of its own, which runs only with trust_remote_code=True" if own else ""
+    return UserError(f"unknown architecture {named} (`floatscope models` lists what can be opened){helps}")
+
+
+def _transformers(family: Family, becomes: str, config: dict[str, Any]) -> Any:
+    """The config of the transformers class; nothing but the network is taken from config.json."""
+    import transformers
+    from huggingface_hub.errors import StrictDataclassError
+
+    words = family.config(config) if family.config else _network(config)
+    words.pop("model_type", None)  # the class has its own
+    try:
+        with quiet():
+            return getattr(transformers, becomes).config_class.from_dict(words)
+    except (StrictDataclassError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
+        raise UserError(f"its config.json does not describe a {becomes} ({first_line(error)})") from error
+
+
+def _network(config: dict[str, Any]) -> dict[str, Any]:
+    """What describes the network, at every depth."""
+    kept = {k: v for k, v in config.items() if k not in NOT_OURS}
+    return {k: _network(v) if isinstance(v, dict) else v for k, v in kept.items()}
+
+
+def _empty(becomes: str, config: Any) -> nn.Module:
+    """The module without weights: names and shapes, no memory."""
+    import transformers
+
+    try:
+        with quiet(), torch.device("meta"):
+            empty: nn.Module = getattr(transformers, becomes)(config)
+    except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RuntimeError) as error:
+        raise UserError(f"its config.json does not describe a {becomes} ({first_line(error)})") from error
+    return empty
+
+
+def _check_tensors(folder: Folder, family: Family, empty: nn.Module) -> None:
+    """Nothing missing, nothing unexpected, every shape as the config has it; before any weight is read.
+
+    A class of transformers may rename and merge tensors while it loads, so what does not fit here is refused only
+    where we know the names ourselves, or where more weights are wanted than are stored; `_read` sees the rest.
+    """
+    tied = set(getattr(empty, "all_tied_weights_keys", {}))
+    wanted = {k: tuple(t.shape) for k, t in empty.state_dict().items()}
+    stored = {family.rename(k): s for k, s in folder.stored.items() if not re.fullmatch(family.spare, k)}
+    base = getattr(empty, "base_model_prefix", "")  # GPT-2's files leave it out
+    stored = {f"{base}.{k}" if k not in wanted and f"{base}.{k}" in wanted else k: s for k, s in stored.items()}
+    missing, extra = wanted.keys() - stored.keys() - tied, stored.keys() - wanted.keys()
+    wrong = {k: s.shape for k, s in stored.items() if k in wanted and s.shape != wanted[k]}
+    needed = sum(t.numel() for k, t in empty.state_dict().items() if k not in tied)
+    if family.config or needed > sum(s.size for s in stored.values()):
+        _refuse(missing, extra)
+    for key, shape in wrong.items():
+        raise UserError(f"its tensor {key} is {shape}, and its config.json asks for {wanted[key]}")
+
+
+def _refuse(missing: Any, extra: Any) -> None:
+    if missing or extra:
+        listed = (", ".join(sorted(names)) or "none" for names in (missing, extra))
+        raise UserError("missing tensors: {}; unexpected tensors: {}".format(*listed))
+
+
+def _read(opened: Opened, place: Place, dtype: torch.dtype) -> nn.Module:
+    """The weights, one by one from the file to where they belong."""
+    folder, family = opened.folder, opened.family
+    check_fits(opened.spec.name, folder.parameters, dtype, place)
+    try:
+        with quiet(), folder.tensors() as stored, about(folder.path):
+            lazy = {family.rename(k): t for k, t in stored.items() if not re.fullmatch(family.spare, k)}
+            module, info = type(opened.empty).from_pretrained(
+                None,
+                config=opened.empty.config,
+                state_dict=lazy,
+                dtype=dtype,
+                device_map=place if isinstance(place, str) else {"": place},
+                attn_implementation=opened.empty.config._attn_implementation,  # transformers' choice, not the file's
+                output_loading_info=True,
+            )
+            _refuse(info["missing_keys"], info["unexpected_keys"])
+            for key, there, asked in info["mismatched_keys"]:
+                raise UserError(f"its tensor {key} is {tuple(there)}, and its config.json asks for {tuple(asked)}")
+    except torch.OutOfMemoryError as error:
+        raise too_large(opened.spec.name, folder.parameters, dtype, place, free_bytes(place) or 0) from error
+    except SafetensorError as error:
+        raise UserError(f"{folder.path} is damaged ({error}); fetch it again") from error
+    if place == "auto" and any(p.device.type != "cuda" for p in module.parameters()):  # the rest was left on the host
+        raise too_large(opened.spec.name, folder.parameters, dtype, place, free_bytes(place) or 0)
+    done: nn.Module = module.eval()
+    return done
+
+
+def _checked(model: Model, family: Family) -> Model:
+    """A causal model that is to denoise must really drop its causal mask when it is told to."""
+    if family.kind != "arm" or model.spec.family != "mdm":
+        return model
+    tokens = torch.zeros(2, 8, dtype=torch.long, device=model.device)
+    tokens[1, -1] = 1
+    with torch.inference_mode():
+        first = model.module(input_ids=tokens, is_causal=False, use_cache=False).logits[:, 0]
+    if torch.equal(first[0], first[1]):
+        raise UserError(
+            f"{model.spec.name} keeps its causal mask whatever it is told ({type(model.module).__name__}), so it cannot"
+            " denoise; open it without mask_id="
+        )
+    return model
+
+
+@contextmanager
+def about(where: object) -> Iterator[None]:
+    """What is wrong in a checkpoint is said of that checkpoint."""
+    try:
+        yield
+    except UserError as error:
+        said = str(error)
+        raise (error if str(where) in said else UserError(f"{where}: {said}")) from error.__cause__

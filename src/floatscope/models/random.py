@@ -1,0 +1,162 @@
+"""Small checkpoints with random weights in the layouts of the real ones, to look through and to test with.
+
+    write_random("tiny")                                  # LLaDA's layout
+    write_random("tiny-dream", "dream", seed=1, shards=3, layers=2)
+
+The tokenizer is real and small: the 256 bytes and the special tokens of the family, with its chat template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from floatscope.errors import UserError, unknown
+from floatscope.models.write import write_checkpoint
+
+SPREAD = 0.3  # of the random weights: at a real initialiser's 0.02 so small a model attends to everything alike
+SHAPE = {"width": 64, "layers": 6, "heads": 4, "kv_heads": 4, "ffn": 192, "vocabulary": 512, "context": 4096}
+
+HEADERS = (
+    "{% for message in messages %}{% if loop.first %}{{ bos_token }}{% endif %}"
+    "<|start_header_id|>{{ message['role'] }}<|end_header_id|>\n\n{{ message['content'] | trim }}<|eot_id|>{% endfor %}"
+    "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}"
+)
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A layout, the transformers class behind it, and its special tokens: those with a role, then those without."""
+
+    writes: str
+    build: Callable[[dict[str, int], dict[str, Any]], Any]
+    roles: dict[str, str]
+    others: tuple[str, ...] = ()
+    template: str | None = None
+    mask: str | None = None
+
+
+def write_random(folder: str | Path, layout: str = "llada", seed: int = 0, shards: int = 1, **shape: int) -> Path:
+    """A checkpoint with random weights; the sizes are `SHAPE` unless `shape` says otherwise.
+
+    A vocabulary too small for the tokenizer gets none: its last id is then the mask, the one before ends a text.
+    """
+    if layout not in KINDS:
+        raise unknown("layout", layout, KINDS)
+    for name, value in shape.items():
+        if name not in SHAPE:
+            raise unknown("size of a random checkpoint", name, SHAPE)
+        if value < 1:
+            raise UserError(f"{name} must be at least 1, got {value}")
+    kind, sizes = KINDS[layout], {**SHAPE, **shape}
+    tokenizer: Any = _tokenizer(kind)
+    if len(tokenizer) > sizes["vocabulary"]:
+        tokenizer, last = None, sizes["vocabulary"] - 1
+        ids = {"eos_token_id": last - 1, "pad_token_id": last - 1, **({"mask_token_id": last} if kind.mask else {})}
+    else:
+        named: dict[str, str] = {
+            role: kind.roles[role] for role in ("bos_token", "eos_token", "pad_token") if role in kind.roles
+        }
+        named |= {"mask_token": kind.mask} if kind.mask else {}
+        ids = {f"{role}_id": tokenizer.convert_tokens_to_ids(token) for role, token in named.items()}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = kind.build(sizes, {"initializer_range": SPREAD, "tie_word_embeddings": False})
+    return write_checkpoint(folder, module, kind.writes, tokenizer=tokenizer, ids=ids, shards=shards)
+
+
+def _tokenizer(kind: Kind) -> Any:
+    """Byte-level, without merges."""
+    from tokenizers import Tokenizer, decoders, pre_tokenizers, processors
+    from tokenizers.models import BPE
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(BPE(vocab={byte: i for i, byte in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([*dict.fromkeys([*kind.roles.values(), *kind.others])])
+    if "cls_token" in kind.roles:
+        cls, sep = kind.roles["cls_token"], kind.roles["sep_token"]
+        ends = [(token, backend.token_to_id(token)) for token in (cls, sep)]
+        backend.post_processor = processors.TemplateProcessing(single=f"{cls} $A {sep}", special_tokens=ends)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=kind.template, **kind.roles)
+
+
+def _llama(sizes: dict[str, int], extra: dict[str, Any]) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    rope = {"rope_type": "default", "rope_theta": 500000.0}
+    return LlamaForCausalLM(LlamaConfig(**_names(sizes), rope_parameters=rope, rms_norm_eps=1e-5, **extra))
+
+
+def _qwen2(sizes: dict[str, int], extra: dict[str, Any]) -> Any:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    rope = {"rope_type": "default", "rope_theta": 1000000.0}
+    return Qwen2ForCausalLM(Qwen2Config(**_names(sizes), rope_parameters=rope, rms_norm_eps=1e-6, **extra))
+
+
+def _bert(sizes: dict[str, int], extra: dict[str, Any]) -> Any:
+    from transformers import BertConfig, BertForMaskedLM
+
+    return BertForMaskedLM(BertConfig(**_names(sizes), **{**extra, "tie_word_embeddings": True}))
+
+
+def _names(sizes: dict[str, int]) -> dict[str, int]:
+    """Our words → transformers'."""
+    words = {
+        "width": "hidden_size",
+        "layers": "num_hidden_layers",
+        "heads": "num_attention_heads",
+        "kv_heads": "num_key_value_heads",
+        "ffn": "intermediate_size",
+        "vocabulary": "vocab_size",
+        "context": "max_position_embeddings",
+    }
+    return {words[name]: value for name, value in sizes.items()}
+
+
+KINDS = {
+    "llada": Kind(
+        writes="llada",
+        build=_llama,
+        roles={"bos_token": "<|startoftext|>", "eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"},
+        others=("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|mdm_mask|>"),
+        template=HEADERS,
+        mask="<|mdm_mask|>",  # in the config alone: the real tokenizer has no mask_token either
+    ),
+    "dream": Kind(
+        writes="dream",
+        build=_qwen2,
+        roles={
+            "bos_token": "<|beginoftext|>",
+            "eos_token": "<|endoftext|>",
+            "pad_token": "<|endoftext|>",
+            "mask_token": "<|mask|>",
+        },
+        others=("<|im_start|>", "<|im_end|>"),
+        template=CHATML,
+        mask="<|mask|>",
+    ),
+    "llama": Kind(
+        writes="native",
+        build=_llama,
+        roles={"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>", "pad_token": "<|im_end|>"},
+        others=("<|im_start|>",),
+        template=CHATML,
+    ),
+    "bert": Kind(
+        writes="native",
+        build=_bert,
+        roles={"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"},
+    ),
+}

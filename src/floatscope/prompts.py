@@ -1,0 +1,87 @@
+"""What a person gives as prompts → token ids, refused with a reason where a model cannot take them.
+
+token_ids(model, "What floats?")                                 # one text, through the chat template if there is one
+token_ids(model, [[1, 2, 3], [4, 5]])                            # two prompts, as they are
+token_ids(model, [{"role": "user", "content": "What floats?"}])  # one conversation
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from floatscope.errors import UserError
+from floatscope.models import Model
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
+
+
+def token_ids(model: Model, prompts: Prompt | Sequence[Prompt], chat: bool | None = None) -> list[list[int]]:
+    """One list of ids per prompt. `chat` None: texts go through the chat template if the model has one."""
+    return [_encoded(model, prompt, chat) for prompt in several(prompts)]
+
+
+def several(prompts: Any) -> list[Any]:
+    """A single prompt (a text, a list of token ids, a list of messages) or several, as several."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if not isinstance(prompts, Sequence | range) and not hasattr(prompts, "__len__"):
+        raise UserError(f"a prompt is a text, a list of token ids or a list of messages, got {prompts!r}")
+    items = list(prompts)
+    single = items and all(isinstance(item, Mapping) or _is_token(item) for item in items)
+    return [items] if single else items
+
+
+def uses_template(model: Model, chat: bool | None) -> bool:
+    """Whether texts go through the chat template."""
+    has = model.text is not None and model.text.has_template
+    if chat and not has:
+        raise UserError(f"{model.spec.name} has no chat template; leave `chat` out")
+    return has if chat is None else chat
+
+
+def check(model: Model, prompts: Sequence[Sequence[int]], new_tokens: int, infill: bool) -> None:
+    """Refuse what the model cannot decode: unknown tokens, too long a canvas, masks nobody asked to be filled."""
+    spec, vocabulary = model.spec, model.vocabulary
+    suffix = len(model.text.suffix) if model.text is not None else 0
+    for number, prompt in enumerate(prompts):
+        for token in prompt:
+            if not 0 <= token < vocabulary:
+                raise UserError(f"token {token} is not in {spec.name}'s vocabulary, 0 … {vocabulary - 1}")
+        length = len(prompt) + new_tokens + (suffix if spec.family == "mdm" else 0)
+        if spec.context is not None and length > spec.context:
+            raise UserError(
+                f"prompt {number} has {len(prompt)} tokens and {new_tokens} new ones are asked for: {length}, and"
+                f" {spec.name} was trained for {spec.context}; shorten it by {length - spec.context}"
+            )
+        masks = sum(token == spec.mask_id for token in prompt)
+        if masks and not infill:
+            raise UserError(
+                f"prompt {number} contains the mask token ({spec.mask_id}) {masks} times; to have those places filled"
+                " say infill=True (--infill), else take them out"
+            )
+        if not masks and not new_tokens:
+            raise UserError(f"prompt {number} has no mask to fill and no new tokens are asked for; give new_tokens")
+        if not prompt and spec.family == "arm":
+            raise UserError(f"prompt {number} is empty, and an autoregressive model needs a token to begin with")
+
+
+def _encoded(model: Model, prompt: Any, chat: bool | None) -> list[int]:
+    messages = not isinstance(prompt, str) and len(prompt) > 0 and all(isinstance(part, Mapping) for part in prompt)
+    if isinstance(prompt, str) or messages:
+        if model.text is None:
+            raise UserError(f"{model.spec.name} has no tokenizer: give prompts as lists of token ids")
+        return model.text.encode(prompt, chat=messages or uses_template(model, chat))
+    for token in prompt:
+        if not _is_token(token):
+            raise UserError(f"a prompt is a text, a list of token ids or a list of messages; {token!r} is no token id")
+    return [int(token) for token in prompt]
+
+
+def _is_token(item: Any) -> bool:
+    """An int, or what numpy and torch make of one."""
+    return not isinstance(item, bool | str | float | Mapping) and hasattr(item, "__index__") and not _shaped(item)
+
+
+def _shaped(item: Any) -> bool:
+    return getattr(item, "ndim", 0) > 0

@@ -1,0 +1,170 @@
+"""GGUF files: opened through transformers with the extra, refused by name where it does not know them."""
+
+from __future__ import annotations
+
+import struct
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+import floatscope as fs
+from floatscope.models.describe import describe
+from floatscope.models.gguf import read_header
+
+STRING, ARRAY, UINT32, FLOAT32 = 8, 9, 4, 6
+
+
+def string(text: str) -> bytes:
+    return struct.pack("<Q", len(text.encode())) + text.encode()
+
+
+def header(*values: tuple[str, int, bytes], tensors: dict[str, tuple[int, ...]] | None = None) -> bytes:
+    tensors = tensors or {}
+    parts = [b"GGUF", struct.pack("<IQQ", 3, len(tensors), len(values))]
+    parts += [string(name) + struct.pack("<I", kind) + content for name, kind, content in values]
+    for name, shape in tensors.items():
+        dims = struct.pack("<I", len(shape)) + b"".join(struct.pack("<Q", n) for n in shape)
+        parts.append(string(name) + dims + struct.pack("<IQ", 0, 0))
+    return b"".join(parts)
+
+
+def architecture(name: str) -> tuple[str, int, bytes]:
+    return "general.architecture", STRING, string(name)
+
+
+@pytest.mark.parametrize(("name", "shown"), [("llada", "LLaDA"), ("dream", "Dream"), ("llada-moe", "LLaDA-MoE")])
+@pytest.mark.parametrize("act", [fs.load, describe], ids=["load", "describe"])
+def test_diffusion_models_are_refused_by_name(tmp_path, name, shown, act):
+    file = tmp_path / "m.gguf"
+    file.write_bytes(header(architecture(name)))
+    said = rf"m\.gguf is a {shown} GGUF \({name}\), which transformers cannot read; take the safetensors checkpoint"
+    with pytest.raises(fs.UserError, match=said):
+        act(file)
+
+
+def test_a_header_is_read_past_its_lists(tmp_path):
+    words = struct.pack("<IQ", STRING, 3) + string("a") + string("ö") + string("")
+    numbers = struct.pack("<IQ3f", FLOAT32, 3, 1, 2, 3)
+    nested = struct.pack("<IQ", ARRAY, 1) + struct.pack("<IQ2I", UINT32, 2, 7, 8)
+    file = tmp_path / "m.gguf"
+    content = header(
+        ("tokenizer.ggml.tokens", ARRAY, words),
+        ("numbers", ARRAY, numbers),
+        ("nested", ARRAY, nested),
+        ("llama.block_count", UINT32, struct.pack("<I", 30)),
+        architecture("llama"),
+        tensors={"a": (3, 4), "b": (5,)},
+    )
+    file.write_bytes(content)
+    found = read_header(file)
+    assert (found.architecture, found.get("block_count"), found.parameters) == ("llama", 30, 17)
+    assert found.values["tokenizer.ggml.tokens"] == 3
+    for cut in range(len(content)):
+        file.write_bytes(content[:cut])
+        with pytest.raises(fs.UserError, match=r"m\.gguf is no GGUF file, or damaged \(.*\); fetch it again"):
+            read_header(file)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"PK\x03\x04 something else",
+        b"GGUF" + struct.pack("<IQQ", 9, 0, 0),
+        b"GGUF" + struct.pack("<IQQ", 3, 0, 2**63) + b"x" * 100,
+        b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 2**62),
+        b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + string("a") + struct.pack("<I", 77),
+        b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + string("a") + struct.pack("<IIQ", ARRAY, UINT32, 2**62),
+        b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + string("a") + struct.pack("<I", ARRAY) * 100_000,
+    ],
+)
+def test_what_is_no_gguf_is_said(tmp_path, content):
+    file = tmp_path / "m.gguf"
+    file.write_bytes(content)
+    with pytest.raises(fs.UserError, match=r"is no GGUF file, or damaged"):
+        fs.load(file)
+
+
+def test_a_file_that_is_not_there_is_said(tmp_path):
+    with pytest.raises(fs.UserError, match=r"there is no file .*m\.gguf"):
+        fs.load(tmp_path / "m.gguf")
+
+
+def test_the_extra_is_named_where_it_is_missing(tmp_path, monkeypatch):
+    file = tmp_path / "m.gguf"
+    file.write_bytes(header(architecture("llama")))
+    monkeypatch.setattr("floatscope.models.gguf.find_spec", lambda name: None)
+    with pytest.raises(fs.UserError, match=r"needs the package gguf; install it with pip install 'floatscope\[gguf\]'"):
+        fs.load(file, device="cpu")
+
+
+@pytest.mark.skipif(find_spec("gguf") is None, reason="needs the extra gguf")
+def test_a_small_llama_comes_back(tmp_path, capfd):
+    """Written by the gguf package, opened by transformers: the network it was."""
+    import gguf
+    from folders import tiny
+
+    source = fs.load(tiny(tmp_path / "m", "llama", kv_heads=4), device="cpu")
+    config, state = source.module.config, source.module.state_dict()
+    file = tmp_path / "m.gguf"
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_vocab_size(config.vocab_size)
+    names = {i: token for token, i in source.text.tokenizer.get_vocab().items()}
+    writer.add_tokenizer_model("gpt2")
+    names |= {300: "hi", 301: "th"}
+    writer.add_token_list([names.get(i, f"<unused{i}>") for i in range(config.vocab_size)])
+    writer.add_token_types([1 if i < 256 or i in (300, 301) else 3 for i in range(config.vocab_size)])
+    writer.add_token_merges(["h i", "t h"])
+    writer.add_bos_token_id(source.spec.bos_id)
+    writer.add_eos_token_id(source.spec.eos_id)
+    leaves = {
+        "input_layernorm": "attn_norm",
+        "self_attn.q_proj": "attn_q",
+        "self_attn.k_proj": "attn_k",
+        "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output",
+        "post_attention_layernorm": "ffn_norm",
+        "mlp.gate_proj": "ffn_gate",
+        "mlp.up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down",
+    }
+    tensors = {
+        "token_embd": state["model.embed_tokens.weight"],
+        "output_norm": state["model.norm.weight"],
+        "output": state["lm_head.weight"],
+    }
+    for i in range(config.num_hidden_layers):
+        for ours, theirs in leaves.items():
+            tensor = state[f"model.layers.{i}.{ours}.weight"]
+            if theirs in ("attn_q", "attn_k"):  # llama.cpp interleaves the halves that are rotated together
+                heads = config.num_attention_heads
+                tensor = (
+                    tensor.reshape(heads, 2, tensor.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(tensor.shape)
+                )
+            tensors[f"blk.{i}.{theirs}"] = tensor
+    for name, tensor in tensors.items():
+        writer.add_tensor(f"{name}.weight", tensor.float().contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+    assert describe(file).parameters == sum(p.numel() for p in source.module.parameters())
+    capfd.readouterr()
+    model = fs.load(file, device="cpu")
+    assert capfd.readouterr() == ("", "")
+    assert (model.spec.family, model.spec.shift, model.spec.eos_id) == ("arm", True, source.spec.eos_id)
+    ids = torch.randint(0, 256, (1, 9))
+    with torch.no_grad():
+        torch.testing.assert_close(model.module(ids).logits, source.module(ids).logits, rtol=1e-4, atol=1e-4)
+    assert model.text.encode("hi")[-1] == 300
+    assert model.text.decode(model.text.encode("hi there")) == "hi there"

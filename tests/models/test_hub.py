@@ -1,0 +1,181 @@
+"""Hub ids, against a small server that speaks the hub's language on this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from folders import edit, tiny, weights
+
+from floatscope.models.hub import is_hub_id
+
+COMMIT = "c0ffee" + "0" * 34
+
+
+class Hub(BaseHTTPRequestHandler):
+    """org/name → the files of a folder; `gated` and unknown ones answer as the hub does."""
+
+    folders: dict[str, Path]
+    asked: list[str]
+
+    def do_HEAD(self):
+        self.answer(body=False)
+
+    def do_GET(self):
+        self.answer(body=True)
+
+    def answer(self, body: bool) -> None:
+        path = self.path.split("?")[0]
+        parts = path.strip("/").split("/")
+        api = parts[0] == "api"
+        name = "/".join(parts[2:4] if api else parts[:2])
+        if name == "org/gated":
+            return self.refuse(403, "GatedRepo")
+        if name not in self.folders:
+            return self.refuse(401, "RepoNotFound")
+        if (parts[5] if api else parts[3]) not in ("main", COMMIT):
+            return self.refuse(404, "RevisionNotFound")
+        folder = self.folders[name]
+        if api and parts[4] == "tree":
+            tree = [{"type": "file", "path": p.name, "size": p.stat().st_size, "oid": "0"} for p in folder.iterdir()]
+            return self.send(json.dumps(tree).encode(), body)
+        if api:
+            files = [{"rfilename": p.name} for p in sorted(folder.iterdir())]
+            return self.send(json.dumps({"id": name, "sha": COMMIT, "siblings": files}).encode(), body)
+        file = folder / parts[4]
+        if not file.is_file():
+            return self.refuse(404, "EntryNotFound")
+        if body:
+            self.asked.append(file.name)
+        return self.send(file.read_bytes(), body)
+
+    def send(self, content: bytes, body: bool) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.end_headers()
+        if body:
+            self.wfile.write(content)
+
+    def refuse(self, status: int, code: str) -> None:
+        self.send_response(status)
+        self.send_header("X-Error-Code", code)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *args) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    home = tmp_path_factory.mktemp("hub")
+    small = tiny(home / "small", shards=2)
+    for extra in ("pytorch_model.bin", "modeling_llada.py", "README.md", "optimizer.pt"):
+        (small / extra).write_text("not for us")
+    moe, bare = tiny(home / "moe"), home / "bare"
+    edit(moe / "config.json", architectures=["LLaDAMoEModelLM"])
+    bare.mkdir()
+    (bare / "README.md").write_text("no checkpoint")
+
+    class Handler(Hub):
+        folders = {"org/small": small, "org/moe": moe, "org/bare": bare}  # noqa: RUF012
+        asked = []  # noqa: RUF012
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}", Handler.asked
+    server.shutdown()
+
+
+def said(code: str, cache: Path, **environment: str) -> list[str]:
+    """What a process prints that knows only this hub."""
+    start = """
+import sys, floatscope as fs
+from floatscope.models.describe import describe
+def said(act):
+    try:
+        act()
+    except fs.UserError as error:
+        print(error)
+"""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
+    env |= {"HF_HOME": str(cache), "HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "127.0.0.1", **environment}
+    done = subprocess.run([sys.executable, "-c", start + code], capture_output=True, text=True, env=env, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+def test_a_hub_checkpoint_is_described_fetched_and_kept(hub, tmp_path):
+    url, asked = hub
+    small = tiny(tmp_path / "small")
+    asked.clear()
+    parameters = sum(t.numel() for t in weights(small).values())
+    code = """
+print(describe("org/small").parameters, describe("org/small").spec.revision)
+"""
+    about = said(code, tmp_path, HF_ENDPOINT=url)
+    assert about == [f"{parameters} {COMMIT}"]
+    assert not any(name.endswith(".safetensors") for name in asked)
+
+    code = """
+model = fs.load("org/small", device="cpu")
+print(model.spec.name, model.spec.revision, model.spec.layout, model.text.decode(model.text.encode("hi")))
+"""
+    assert said(code, tmp_path, HF_ENDPOINT=url) == [f"org/small {COMMIT} llada hi"]
+    assert sorted(n for n in asked if n.endswith(".safetensors")) == [
+        "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
+    ]  # fmt: skip
+    assert not {"pytorch_model.bin", "modeling_llada.py", "README.md", "optimizer.pt"} & set(asked)
+
+    asked.clear()
+    assert said(code, tmp_path, HF_HUB_OFFLINE="1") == [f"org/small {COMMIT} llada hi"]
+    assert asked == []
+
+
+def test_what_cannot_be_had_is_one_sentence(hub, tmp_path):
+    url, asked = hub
+    asked.clear()
+    code = """
+said(lambda: fs.load("org/moe"))
+said(lambda: fs.load("org/nothing"))
+said(lambda: fs.load("org/gated"))
+said(lambda: fs.load("org/bare"))
+said(lambda: fs.load("org/small", revision="nowhere"))
+said(lambda: describe("org/moe"))
+"""
+    moe, nothing, gated, bare, revision, described = said(code, tmp_path, HF_ENDPOINT=url)
+    assert moe.startswith("org/moe: LLaDA-MoE (LLaDAMoEModelLM) cannot be opened: it is a mixture of experts")
+    assert "LLaDA-MoE (LLaDAMoEModelLM) cannot be opened" in described
+    assert nothing.startswith("org/nothing is neither a folder here nor a repository on the hub you can read")
+    assert gated == "org/gated is gated; accept its terms on the hub and log in (hf auth login)"
+    assert bare == "org/bare has no config.json on the hub: no transformers checkpoint"
+    assert revision == "org/small has no revision 'nowhere' on the hub"
+    assert set(asked) <= {"config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
+
+
+def test_without_a_network_it_is_said(tmp_path):
+    code = 'said(lambda: fs.load("org/small"))\n'
+    (line,) = said(code, tmp_path, HF_HUB_OFFLINE="1")
+    assert line.startswith("org/small is not in the local cache, and the hub cannot be reached (offline?)")
+
+
+@pytest.mark.parametrize("name", ["org/name", "GSAI-ML/LLaDA-8B-Instruct", "a.b/c_d-e"])
+def test_hub_ids_are_known_by_their_form(name):
+    assert is_hub_id(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["name", "a/b/c", "../x", "/abs/x", "a/..", "org/na me", "org/name\n", "~/x", "twin:mdm"]
+)
+def test_other_names_are_none(name):
+    assert not is_hub_id(name)
