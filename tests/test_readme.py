@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = ["README.md", "docs/architecture.md", "docs/methods.md", "docs/trace.md"]
+DOCUMENTS = ["README.md", "docs/architecture.md", "docs/methods.md", "docs/models.md", "docs/trace.md"]
 
 
 def blocks(document: str, language: str) -> list[str]:

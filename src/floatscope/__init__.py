@@ -1,9 +1,9 @@
 """floatscope: a microscope for attention in masked diffusion language models.
 
     import floatscope as fs
-    model = fs.load("checkpoint/")
-    out = fs.decode(model, [prompt_ids], new_tokens=32, steps=32, watch=fs.Watch())
-    out.traces[0].plot(path="map.png")
+    model = fs.load("GSAI-ML/LLaDA-8B-Instruct")
+    out = fs.decode(model, "What floats?", new_tokens=32, watch=fs.Watch())
+    out.trace.plot(path="map.png")
 
 Importing it is light: torch, transformers and matplotlib are loaded by the first name that needs them.
 """
@@ -15,7 +15,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME = {
     "Decoding": "decoding",

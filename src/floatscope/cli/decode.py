@@ -20,9 +20,9 @@ Opt = typer.Option
 def decode(
     model: Annotated[str, typer.Argument(help="A hub id, a folder, a .gguf file, or twin:NAME.")],
     prompt: Annotated[str, Opt(help="The text to answer or continue; - reads it from stdin.")],
-    new_tokens: Annotated[int | None, Opt(help="Tokens to write.  [default: 32, or the preset's]")] = None,
-    steps: Annotated[int | None, Opt(help="Forwards.  [default: one per token]")] = None,
-    block: Annotated[int | None, Opt(help="Fill this many tokens before the next.  [default: all at once]")] = None,
+    new_tokens: Annotated[int | None, Opt(help="Tokens to write. Default: 32, or the preset's.")] = None,
+    steps: Annotated[int | None, Opt(help="Forwards. Default: one per token.")] = None,
+    block: Annotated[int | None, Opt(help="Fill this many tokens before the next. Default: all at once.")] = None,
     sampler: Annotated[
         str | None, Opt(help="Which positions a step commits: confidence, margin, entropy, threshold(tau=0.9), …")
     ] = None,
@@ -35,7 +35,7 @@ def decode(
     stop: Annotated[bool | None, Opt("--stop/--no-stop", help="End when the text has ended.")] = None,
     seed: Annotated[int, Opt(help="Of whatever is drawn.")] = 0,
     infill: Annotated[bool, Opt(help="Fill masks inside the prompt too.")] = False,
-    chat: Annotated[bool | None, Opt("--chat/--raw", help="Use the chat template.  [default: if there is one]")] = None,
+    chat: Annotated[bool | None, Opt("--chat/--raw", help="Use the chat template. Default: if there is one.")] = None,
     layer: Annotated[int | None, Opt(help="Watch, and underline the anchors of this layer.")] = None,
     mask_id: Annotated[int | None, Opt(help="The mask token, where the checkpoint does not tell.")] = None,
     shift: Annotated[bool | None, Opt("--shift/--no-shift", help="Whether row p decides position p + 1.")] = None,
