@@ -86,6 +86,9 @@ def decode(
         stop=stop,
         seed=seed,
     )
+    if layer is not None:
+        next(iter(out))
+        out.lift(layer)  # refuses a layer that is not there, before the rest is decoded
     if live:
         _show(console, out, layer)
     elif as_json:

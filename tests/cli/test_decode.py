@@ -1,0 +1,128 @@
+"""`floatscope decode`: the same text in a pipe, as JSON and live; mistakes get a sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+
+import pytest
+
+import floatscope as fs
+
+PROMPT = "What floats?\nAnd what sinks?"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    home = tmp_path_factory.mktemp("models")
+    for layout in ("llada", "dream", "llama"):
+        fs.write_random(home / layout, layout, seed=2, layers=2, width=32)
+    return home
+
+
+def run(*words: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "floatscope", "decode", *words]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=300)
+
+
+def live(*words: str, columns: int = 100) -> str:
+    """What a terminal would show, escape sequences and all."""
+    ours, theirs = pty.openpty()
+    env = os.environ | {"COLUMNS": str(columns), "LINES": "40", "TERM": "xterm-256color", "COLORTERM": "truecolor"}
+    command = [sys.executable, "-m", "floatscope", "decode", *words]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=env) as process:
+        os.close(theirs)
+        shown = b""
+        while True:
+            try:
+                piece = os.read(ours, 65536)
+            except OSError:  # the other end is closed
+                break
+            if not piece:
+                break
+            shown += piece
+        os.close(ours)
+    assert process.returncode == 0, shown
+    return shown.decode()
+
+
+@pytest.mark.parametrize("layout", ["llada", "dream", "llama"])
+def test_a_pipe_gets_the_text_and_nothing_else(folders, layout):
+    done = run(str(folders / layout), "--prompt", PROMPT, "--new-tokens", "12")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == fs.decode(fs.load(folders / layout), PROMPT, new_tokens=12).text + "\n"
+    assert done.stderr == ""
+
+
+def test_the_prompt_may_come_from_stdin(folders):
+    words = (str(folders / "llada"), "--new-tokens", "8", "--prompt")
+    assert run(*words, "-", stdin=PROMPT).stdout == run(*words, PROMPT).stdout
+
+
+@pytest.mark.parametrize("layout", ["dream", "llama"])
+def test_json_tells_what_python_tells(folders, layout):
+    done = run(str(folders / layout), "--prompt", PROMPT, "--new-tokens", "6", "--layer", "1", "--json", "--no-stop")
+    told = json.loads(done.stdout)
+    out = fs.decode(fs.load(folders / layout), PROMPT, new_tokens=6, stop=False, watch=fs.Watch())
+    assert told["text"] == out.text
+    assert told["tokens"] == out.generated[0]
+    assert len(told["steps"]) == len(out.steps)
+    for mine, step in zip(told["steps"], out.steps, strict=True):
+        assert [c["position"] for c in mine["commits"]] == step.commits.position.tolist()
+        assert [c["token"] for c in mine["commits"]] == step.commits.token.tolist()
+        assert [c["confidence"] for c in mine["commits"]] == pytest.approx(step.commits.confidence.tolist(), abs=1e-5)
+    lift = out.trace.received(1, scale="lift", eligible=True, view="row")
+    for t, mine in enumerate(told["steps"]):
+        top = mine["anchors"][0]
+        assert top["lift"] == pytest.approx(lift[t][~(lift[t] != lift[t])].max(), rel=1e-4)
+        assert lift[t, top["position"]] == pytest.approx(top["lift"], rel=1e-4)
+    assert told["run"]["sampler"] == out.how.sampler
+
+
+def test_a_terminal_shows_the_canvas_being_filled(folders):
+    shown = live(str(folders / "llada"), "--prompt", PROMPT, "--new-tokens", "8", "--block", "4", "--layer", "1")
+    assert "░" in shown
+    assert re.search(r"\x1b\[1;37;48;2;\d+;\d+;\d+m", shown)  # a fresh commit, coloured by its confidence
+    assert re.search(r"\x1b\[[\d;]*4[\d;]*m", shown)  # an anchor, underlined
+    plain = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", shown)
+    assert "block 1/2" in plain
+    assert "block 2/2" in plain
+    assert "8 committed · 0 masked" in plain
+    assert re.search(r"anchors of layer 1: .+ at \d+, \d+\.\d×", plain)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--steps", "5", "--block", "2", "--new-tokens", "4"], "5 steps do not divide among 2 blocks"),
+        (["--block", "64"], "a block of 64 is longer than the 32 new tokens"),
+        (["--sampler", "confidense"], "unknown sampler 'confidense' (did you mean 'confidence'?)"),
+        (["--sampler", "ar"], "sampler 'ar' is not for a masked diffusion model"),
+        (["--mask-id", "100000"], "100000"),
+        (["--device", "cuda:9"], "cuda:9 was asked for"),
+        (["--layer", "7"], "there is no layer 7: llada has layers 0 to 1"),
+        (["--new-tokens", "5000"], "was trained for 4096; shorten it by"),
+        (["--preset", "lada"], "unknown preset 'lada' (did you mean 'llada'?)"),
+    ],
+)
+def test_a_mistake_gets_one_sentence(folders, words, said):
+    done = run(str(folders / "llada"), "--prompt", "hello", *words)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+def test_a_mask_in_the_prompt_is_filled_when_asked(folders):
+    words = (str(folders / "llada"), "--prompt", "a<|mdm_mask|>b<|mdm_mask|>", "--raw", "--new-tokens", "0")
+    done = run(*words)
+    assert done.returncode == 2
+    assert "contains the mask token" in done.stderr
+    assert "--infill" in done.stderr
+    done = run(*words, "--infill")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("a")
