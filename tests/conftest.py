@@ -21,7 +21,9 @@ ROOMS = (
     "models",
     "prompts",
     "spelling",
+    "tasks",
     "trace",
+    "twins",
     "values",
     "watching",
 )

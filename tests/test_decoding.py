@@ -8,7 +8,14 @@ import sys
 import numpy as np
 import pytest
 import torch
-from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BloomConfig,
+    BloomForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 import floatscope as fs
 from floatscope.capture.fields import FIELDS, GROUPS, fields_of
@@ -38,6 +45,12 @@ def model_of(kind: str, seed: int = 0) -> fs.Model:
     family = "arm" if kind == "arm" else "mdm"
     spec = fs.ModelSpec(kind, family, None if kind == "arm" else MASK, shift=kind != "unshifted", eos_id=EOS)
     return fs.Model(module, spec)
+
+
+@pytest.fixture(scope="module")
+def llada_text(tmp_path_factory):
+    """With a tokenizer and a chat template."""
+    return fs.load(fs.write_random(tmp_path_factory.mktemp("checkpoint") / "llada", layers=2, width=32), device="cpu")
 
 
 def same(one: fs.Trace, other: fs.Trace, rtol: float = 1e-4, atol: float = 1e-5) -> None:
@@ -122,6 +135,84 @@ def test_a_batch_of_unequal_prompts_gives_what_single_prompts_give(kind, how):
         theirs = torch.cat([s.commits.confidence[s.commits.sample == b] for s in together.steps])
         mine = torch.cat([s.commits.confidence for s in alone.steps])
         torch.testing.assert_close(theirs, mine, rtol=0, atol=1e-5)
+
+
+def test_what_broke_off_is_not_passed_off_as_finished():
+    model, calls = model_of("unshifted"), []
+
+    def interrupt(*_):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+
+    handle = model.module.register_forward_hook(interrupt)
+    out = fs.decode(model, PROMPTS, new_tokens=8)
+    with pytest.raises(KeyboardInterrupt):
+        _ = out.tokens
+    handle.remove()
+    for read in (lambda: out.tokens, lambda: out.generated, lambda: out.steps):
+        with pytest.raises(fs.UserError, match=r"broke off at step 2 \(KeyboardInterrupt\); decode again"):
+            read()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_that_are_nan_are_refused(kind):
+    model = model_of(kind)
+    with torch.no_grad():
+        next(iter(model.module.parameters())).fill_(torch.nan)
+    with pytest.raises(fs.UserError, match="logits are NaN or infinite"):
+        _ = fs.decode(model, PROMPTS, new_tokens=4).tokens
+
+
+def test_a_model_whose_attention_cannot_be_seen_is_refused():
+    config = BloomConfig(vocab_size=50, hidden_size=32, n_layer=2, n_head=4, bos_token_id=None, eos_token_id=None)
+    model = fs.Model(BloomForCausalLM(config).eval(), fs.ModelSpec("bloom", "arm", None, shift=True))
+    assert fs.decode(model, [[1, 2, 3]], new_tokens=2).tokens.shape == (1, 5)
+    with pytest.raises(fs.UserError, match="no attention was seen: BloomForCausalLM calls neither"):
+        _ = fs.decode(model, [[1, 2, 3]], new_tokens=2, watch=fs.Watch()).traces
+
+
+def test_what_stands_behind_an_early_end_is_no_part_of_the_final_state():
+    model = model_of("unshifted", 2)
+    first = fs.decode(model, [PROMPTS[0]], new_tokens=8, block=1)
+    ends = int(first.tokens[0, len(PROMPTS[0]) + 2])
+    model = fs.Model(model.module, fs.ModelSpec("stops", "mdm", MASK, eos_id=ends))
+    out = fs.decode(model, [PROMPTS[0]], new_tokens=8, block=1, stop=True, watch=fs.Watch())
+    assert len(out.steps) < 8
+    (final,) = fs.final_state(out)
+    assert int(final.arrays["keys"][0]) == len(PROMPTS[0]) + len(out.generated[0]) + 1
+    assert not (final.arrays["states"] == State.MASKED).any()
+
+
+def test_infilling_appends_nothing_unless_asked():
+    model = model_of("unshifted")
+    assert fs.decode(model, [[1, MASK, 3]], infill=True).tokens.shape == (1, 3)
+    assert fs.decode(model, [[1, MASK, 3]], infill=True, new_tokens=2).tokens.shape == (1, 5)
+    with pytest.raises(fs.UserError, match="it only appends, and cannot fill masks inside a prompt"):
+        fs.decode(model_of("arm"), [[1, 2]], infill=True, new_tokens=2)
+
+
+def test_padding_is_the_pad_token():
+    module = model_of("unshifted").module
+    model = fs.Model(module, fs.ModelSpec("padded", "mdm", MASK, pad_id=7))
+    assert fs.decode(model, PROMPTS, new_tokens=2).tokens[1, :4].tolist() == [7] * 4
+
+
+def test_one_message_is_one_conversation(llada_text):
+    one = fs.decode(llada_text, {"role": "user", "content": "hi"}, new_tokens=2)
+    assert one.samples == ("0",)
+    assert torch.equal(one.tokens, fs.decode(llada_text, "hi", new_tokens=2, chat=True).tokens)
+    assert one.meta["template"] == "chat"
+    with pytest.raises(fs.UserError, match="messages go through a chat template, and chat=False was said"):
+        fs.decode(llada_text, [{"role": "user", "content": "hi"}], chat=False)
+
+
+def test_top_key_knows_no_nan():
+    """Of a cached model early steps have fewer keys; of a group without rows there is none."""
+    trace = fs.decode(model_of("arm"), [list(range(1, 30))], new_tokens=6, stop=False, watch=fs.Watch()).trace
+    lift = trace.received(layer=1, scale="lift", eligible=True)
+    assert trace.top_key(layer=1).tolist() == [int(np.nanargmax(row)) for row in lift]
+    assert trace.top_key(layer=1, group="masked").tolist() == [-1] * 6
 
 
 def test_steps_come_as_they_happen_and_the_rest_on_demand():
@@ -333,6 +424,13 @@ said(lambda: fs.decode(llada, 5, **go))
 said(lambda: fs.decode(llada, [[1, "hello"]], **go))
 said(lambda: fs.decode(llada, [[1, 99999]], **go))
 said(lambda: fs.decode(llada, [[1.5]], **go))
+said(lambda: fs.decode(llada, [1.5, 2], **go))
+said(lambda: fs.decode(llada, b"hello", **go))
+said(lambda: fs.decode(llada, "a" + chr(0xDCFF), **go))
+said(lambda: fs.decode(llada, [[1]], **go, chat="no"))
+said(lambda: fs.decode(llada, [[1]], **go, samples="a"))
+said(lambda: fs.decode(llada, [[1]], **go, preset=5))
+said(lambda: fs.final_state(llada))
 said(lambda: fs.decode(llada, [[1]], **go, watch=True))
 said(lambda: fs.decode(llada.module, [[1]], **go))
 said(lambda: fs.watch(llada, kep="heads").__enter__())
@@ -351,6 +449,13 @@ def test_slips_of_the_hand_get_a_sentence(tmp_path):
         "a prompt is a text, a list of token ids or a list of messages; 'hello' is no token id",
         "token 99999 is not in m's vocabulary, 0 … 511",
         "a prompt is a text, a list of token ids or a list of messages; 1.5 is no token id",
+        "a prompt is a text, a list of token ids or a list of messages, got 1.5",
+        "a prompt is a text, a list of token ids or a list of messages, got b'hello'",
+        "the prompt is no valid text: it holds bytes that are not UTF-8",
+        "chat must be True or False, got 'no'",
+        "samples are a list of names, one for each prompt, got 'a'",
+        "unknown preset '5'; allowed: llada, dream",
+        "final_state looks at what fs.decode gave, got Model",
         "watch must be a fs.Watch(…) or None, got True",
         "decode needs a floatscope Model (fs.load), got LlamaForCausalLM; see also fs.watch",
         "unknown setting of `watch` 'kep' (did you mean 'keep'?); allowed: keep, fields, reducers, verify, backend",

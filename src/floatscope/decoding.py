@@ -43,8 +43,9 @@ def decode(
     """Decode one prompt or a batch; `settings` are those of `Sampling` (sampler, new_tokens, steps, block, …).
 
     A prompt is a text, a list of token ids, or a list of messages. Texts go through the chat template if the model has
-    one (`chat=False`: never). `infill` fills masks inside the prompts too. `samples` name the prompts in traces and key
-    their randomness. Everything is checked here; decoding begins when the first step is asked for.
+    one (`chat=False`: never). `infill` fills the masks inside the prompts and appends none unless `new_tokens` says so.
+    `samples` name the prompts in traces and key their randomness. Everything is checked here; decoding begins when the
+    first step is asked for.
     """
     if not isinstance(model, Model):
         raise UserError(f"decode needs a floatscope Model (fs.load), got {type(model).__name__}; see also fs.watch")
@@ -52,23 +53,44 @@ def decode(
         raise UserError(f"watch must be a fs.Watch(…) or None, got {watch!r}")
     if regions is not None and not isinstance(regions, Regions):
         raise UserError(f"regions must be fs.Regions, got {type(regions).__name__}; use fs.Regions.from_spans")
+    for name, flag in (("chat", chat), ("infill", infill)):
+        if not isinstance(flag, bool | None):
+            raise UserError(f"{name} must be True or False, got {flag!r}")
+    if meta is not None and not isinstance(meta, Mapping):
+        raise UserError(f"meta must be a dict of facts, got {meta!r}")
     if model.spec.family == "mdm" and model.spec.mask_id is None:
         raise UserError(f"{model.spec.name} has no mask token: give its id, fs.load(…, mask_id=…)")
+    if infill:  # what is given is the canvas: nothing is appended, and no template put around it, unless asked for
+        settings = {"new_tokens": None, **settings}
+        settings["new_tokens"] = 0 if settings["new_tokens"] is None else settings["new_tokens"]
+        chat = bool(chat)
     how = sampling(model.spec.family, preset, **settings)
     ids = asked.token_ids(model, prompts, chat)
     asked.check(model, ids, how.new_tokens, infill)
+    if samples is not None and (isinstance(samples, str) or not all(isinstance(name, str) for name in samples)):
+        raise UserError(f"samples are a list of names, one for each prompt, got {samples!r}")
     names = [str(i) for i in range(len(ids))] if samples is None else list(samples)
     if len(names) != len(ids) or len(set(names)) != len(names):
         raise UserError(f"{len(set(names))} different sample names for {len(ids)} prompts; give one for each")
     suffix = model.text.suffix if model.text is not None else ()
-    canvas = canvas_of(ids, how.new_tokens, model.spec.mask_id, suffix=suffix, regions=regions).to(model.device)
+    spec = model.spec
+    canvas = canvas_of(ids, how.new_tokens, spec.mask_id, suffix=suffix, regions=regions, pad_id=spec.pad_id or 0)
     template = asked.uses_template(model, chat) and not all(_given_as_ids(p) for p in asked.several(prompts))
     facts = {**_facts(model, how, watch), "template": "chat" if template else None, **(meta or {})}
-    return Decoding(model, how, canvas, names, watch, facts, len(suffix) if model.spec.family == "mdm" else 0, infill)
+    return Decoding(
+        model,
+        how,
+        canvas.to(model.device),
+        names,
+        watch,
+        facts,
+        len(suffix) if model.spec.family == "mdm" else 0,
+        infill,
+    )
 
 
 class Decoding:
-    """An iterator of `Step`, and the result once they are done."""
+    """The steps, as they happen or again, and the result once they are done."""
 
     def __init__(
         self,
@@ -87,6 +109,7 @@ class Decoding:
         self._watcher = None if watch is None else Watcher(watch, rows=True)
         self._recorder: Recorder | None = None
         self._done: list[Step] = []
+        self._broken: str | None = None
         self._rest = _run(model, how, canvas, self.samples, suffix, self._watcher)
 
     def __iter__(self) -> Iterator[Step]:
@@ -143,8 +166,8 @@ class Decoding:
         """One per prompt."""
         if self._watcher is None:
             raise UserError("nothing was watched; decode with watch=fs.Watch()")
-        assert self.steps
-        assert self._recorder is not None
+        if not self.steps or self._recorder is None:
+            raise UserError("nothing was decoded: no prompt had a mask to fill")
         return self._recorder.traces()
 
     @property
@@ -159,7 +182,9 @@ class Decoding:
         """
         if self._watcher is None or not self.layers:
             raise UserError("nothing has been watched; decode with watch=fs.Watch() and take a step first")
-        if not 0 <= layer < len(self.layers):
+        if lacking := {"received", "uniform", "eligible"} - self._watcher.fields:
+            raise UserError(f"lift needs the fields {', '.join(sorted(lacking))}; watch them too")
+        if not isinstance(layer, int) or not 0 <= layer < len(self.layers):
             raise UserError(f"there is no layer {layer}: {self.model.spec.name} has layers 0 to {len(self.layers) - 1}")
         at = self._watcher.layer_visibility
         shared = self.layers[at.index(at[layer])].fields  # those of a visibility come with its first layer
@@ -167,8 +192,14 @@ class Decoding:
         return torch.where(shared["eligible"][:, 0] > 0, received / shared["uniform"][:, 0], torch.nan)
 
     def _more(self) -> bool:
-        """Do one more step; False when there is none."""
-        step, self.layers = next(self._rest, (None, self.layers))
+        """Do one more step; False when there is none. What broke off is not passed off as finished."""
+        if self._broken is not None:
+            raise UserError(f"this decoding broke off at step {len(self._done)} ({self._broken}); decode again")
+        try:
+            step, self.layers = next(self._rest, (None, self.layers))
+        except BaseException as error:
+            self._broken = str(error) if isinstance(error, UserError) else type(error).__name__
+            raise
         if step is None:
             return False
         if self._watcher is not None:
@@ -210,7 +241,13 @@ def _run(
                 unguided=model.forward,
             )
         for step in steps:
-            yield step, [] if watcher is None else watcher.finish(step.commits)
+            layers = [] if watcher is None else watcher.finish(step.commits)
+            if watcher is not None and not layers:
+                raise UserError(
+                    f"no attention was seen: {type(model.module).__name__} calls neither transformers'"
+                    " AttentionInterface nor F.scaled_dot_product_attention; decode it without watch"
+                )
+            yield step, layers
 
 
 def final_state(decoding: Decoding, watch: Watch | None = None) -> list[Trace]:
@@ -218,6 +255,10 @@ def final_state(decoding: Decoding, watch: Watch | None = None) -> list[Trace]:
 
     A trace of one step, marked `state: final`; its commits are all of the decoding's, with their predicting rows.
     """
+    if not isinstance(decoding, Decoding):
+        raise UserError(f"final_state looks at what fs.decode gave, got {type(decoding).__name__}")
+    if watch is not None and not isinstance(watch, Watch):
+        raise UserError(f"watch must be a fs.Watch(…) or None, got {watch!r}")
     steps, model = decoding.steps, decoding.model
     if not steps:
         raise UserError("nothing was decoded: no prompt had a mask to fill")
@@ -239,7 +280,7 @@ def final_state(decoding: Decoding, watch: Watch | None = None) -> list[Trace]:
 
 
 def _finished(decoding: Decoding) -> CanvasState:
-    """The canvas after the last step; what an ended autoregressive sample was filled up with is padding."""
+    """The canvas after the last step; whatever stands behind the end of a sample that had ended is padding."""
     after = decoding.steps[-1].after
     states = after.states.clone()
     if decoding.model.spec.family == "arm":
@@ -247,16 +288,18 @@ def _finished(decoding: Decoding) -> CanvasState:
         for step in decoding.steps:
             written[step.commits.sample, step.commits.position] = True
         states[(states == State.COMMITTED) & ~written] = int(State.PAD)
+    elif decoding.how.stop and not decoding._suffix:
+        ends = torch.tensor(decoding.model.spec.stop_ids, device=states.device)
+        whole = after.masked.cumsum(-1) == 0
+        ended = torch.isin(after.tokens, ends) & (after.states == State.COMMITTED) & whole
+        states[(ended.cumsum(-1) - ended.long()) > 0] = int(State.PAD)
     return replace(after, states=states, step=0, block=None, active=None)
 
 
 def _facts(model: Model, how: Sampling, watch: Watch | None) -> dict[str, Any]:
     """What a result depends on besides the prompt."""
-    spec = model.spec
-    names = ("family", "layout", "mask_id", "shift", "revision", "weights", "remote_code")
-    facts = {"model": spec.name, **{name: getattr(spec, name) for name in names}}
-    facts |= {"dtype": str(model.dtype).removeprefix("torch."), **how.as_json}
-    facts |= {"rows": "cache" if spec.family == "arm" else "all", "state": "step"}
+    facts = {**model.facts, **how.as_json}
+    facts |= {"rows": "cache" if model.spec.family == "arm" else "all", "state": "step"}
     return facts | ({} if watch is None else {"fields": list(watch.names)})
 
 

@@ -13,7 +13,8 @@ from typing import Any
 from floatscope.errors import UserError
 from floatscope.models import Model
 
-Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
+Prompt = str | Sequence[int] | Mapping[str, str] | Sequence[Mapping[str, str]]
+KINDS = "a prompt is a text, a list of token ids or a list of messages"
 
 
 def token_ids(model: Model, prompts: Prompt | Sequence[Prompt], chat: bool | None = None) -> list[list[int]]:
@@ -25,8 +26,10 @@ def several(prompts: Any) -> list[Any]:
     """A single prompt (a text, a list of token ids, a list of messages) or several, as several."""
     if isinstance(prompts, str):
         return [prompts]
-    if not isinstance(prompts, Sequence | range) and not hasattr(prompts, "__len__"):
-        raise UserError(f"a prompt is a text, a list of token ids or a list of messages, got {prompts!r}")
+    if isinstance(prompts, Mapping):
+        return [[prompts]]
+    if isinstance(prompts, bytes) or not hasattr(prompts, "__len__"):
+        raise UserError(f"{KINDS}, got {_brief(prompts)}")
     items = list(prompts)
     single = items and all(isinstance(item, Mapping) or _is_token(item) for item in items)
     return [items] if single else items
@@ -62,20 +65,42 @@ def check(model: Model, prompts: Sequence[Sequence[int]], new_tokens: int, infil
             )
         if not masks and not new_tokens:
             raise UserError(f"prompt {number} has no mask to fill and no new tokens are asked for; give new_tokens")
+        if infill and spec.family == "arm":
+            raise UserError(f"{spec.name} is autoregressive: it only appends, and cannot fill masks inside a prompt")
         if not prompt and spec.family == "arm":
             raise UserError(f"prompt {number} is empty, and an autoregressive model needs a token to begin with")
 
 
 def _encoded(model: Model, prompt: Any, chat: bool | None) -> list[int]:
+    if isinstance(prompt, bytes) or not hasattr(prompt, "__len__"):
+        raise UserError(f"{KINDS}, got {_brief(prompt)}")
     messages = not isinstance(prompt, str) and len(prompt) > 0 and all(isinstance(part, Mapping) for part in prompt)
     if isinstance(prompt, str) or messages:
         if model.text is None:
             raise UserError(f"{model.spec.name} has no tokenizer: give prompts as lists of token ids")
+        if messages and (chat is False or not model.text.has_template):
+            why = "chat=False was said" if chat is False else f"{model.spec.name} has none"
+            raise UserError(f"messages go through a chat template, and {why}; give the text itself")
+        if isinstance(prompt, str) and not _is_text(prompt):
+            raise UserError("the prompt is no valid text: it holds bytes that are not UTF-8")
         return model.text.encode(prompt, chat=messages or uses_template(model, chat))
     for token in prompt:
         if not _is_token(token):
-            raise UserError(f"a prompt is a text, a list of token ids or a list of messages; {token!r} is no token id")
+            raise UserError(f"{KINDS}; {_brief(token)} is no token id")
     return [int(token) for token in prompt]
+
+
+def _is_text(prompt: str) -> bool:
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _brief(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 60 else f"{shown[:57]}…"
 
 
 def _is_token(item: Any) -> bool:

@@ -30,8 +30,10 @@ from floatscope.values import CanvasState, Commits, State
 class Seen:
     """What a `watch` block saw: a step per forward, a trace per sequence; another prompt begins another sequence."""
 
-    def __init__(self, module: nn.Module, watcher: Watcher, mask_id: int | None) -> None:
-        self.watcher, self.mask_id = watcher, mask_id
+    def __init__(
+        self, module: nn.Module, watcher: Watcher, mask_id: int | None, meta: Mapping[str, Any] | None = None
+    ) -> None:
+        self.watcher, self.mask_id, self.meta = watcher, mask_id, dict(meta or {})
         self._signature = signature(module.forward)
         self.way = ""
         self._recorders: list[Recorder] = []
@@ -62,7 +64,7 @@ class Seen:
             )
         if self._before is None:
             names = [f"{len(self._recorders)}.{b}" for b in range(len(self._now.tokens))]
-            self._recorders.append(recorder_for(names, self.watcher, {"rows": "all"}))
+            self._recorders.append(recorder_for(names, self.watcher, {**self.meta, "rows": "all"}))
         if self._cached:
             self._recorders[-1].meta["rows"] = "cache"
         self._recorders[-1].add(Step(self._now, self._now, Commits.none()), layers, self.watcher.layer_visibility)
@@ -119,8 +121,10 @@ def watch(module: nn.Module | Model, *, mask_id: int | None = None, **settings: 
     `mask_id` tells masked positions from the others, and so a step of denoising from a new prompt. Commits are not
     known here, so there is no predicting group.
     """
+    meta = {}
     if isinstance(module, Model):
         mask_id = module.spec.mask_id if mask_id is None else mask_id
+        meta = module.facts
         module = module.module
     if not isinstance(module, nn.Module):
         raise UserError(f"watch needs a torch module or a floatscope Model, got {type(module).__name__}")
@@ -135,7 +139,7 @@ def watch(module: nn.Module | Model, *, mask_id: int | None = None, **settings: 
         raise UserError(
             f"{unknown_here}: rows of commits, which `watch` does not know; use fs.decode, or leave them out"
         )
-    seen = Seen(module, Watcher(replace(wanted, fields=without_rows)), mask_id)
+    seen = Seen(module, Watcher(replace(wanted, fields=without_rows)), mask_id, meta)
     with into(module, seen.watcher) as seen.way:
         root = [
             module.register_forward_pre_hook(lambda _, args, kwargs: seen._begin(args, kwargs), with_kwargs=True),

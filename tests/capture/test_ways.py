@@ -577,7 +577,7 @@ def test_an_encoder_decoder_is_refused_and_its_encoder_is_not(ids):
 def test_watching_twice_is_refused(make, ids):
     model = built(make)
     with fs.watch(model) as seen:
-        with pytest.raises(fs.UserError, match="watched already; leave the other `watch` block first"), fs.watch(model):
+        with pytest.raises(fs.UserError, match="watched already; first leave the other `watch` block"), fs.watch(model):
             pass
         logits(model, ids)
     assert len(seen.traces) == 3

@@ -92,7 +92,7 @@ def test_a_terminal_shows_the_canvas_being_filled(folders):
     assert "block 1/2" in plain
     assert "block 2/2" in plain
     assert "8 committed · 0 masked" in plain
-    assert re.search(r"anchors of layer 1: .+ at \d+, \d+\.\d×", plain)
+    assert re.search(r"anchors \(layer 1\): .+ at \d+, \d+\.\d×", plain)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -110,3 +113,10 @@ def test_names_from_a_checkpoint_cannot_write_to_the_terminal(tmp_path):
     assert done.exit_code == 0, done.output
     assert "\x1b" not in done.output
     assert r"\x1b[2J[/bold]" in done.output
+
+
+def test_a_terminal_of_few_characters_is_written_to_all_the_same():
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-m", "floatscope", "models"], capture_output=True, env=env, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert b"LLaDA-8B" in done.stdout

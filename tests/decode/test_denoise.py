@@ -375,7 +375,7 @@ def test_only_the_masks_of_the_prompts_are_filled_without_new_tokens(sampler):
     assert last.tokens[0, [0, 2]].tolist() == [1, 3]
     assert last.tokens[1, 3] == 2
     assert not steps[0].before.active[2]
-    assert steps[0].before.block.tolist() == [[4, 4], [4, 4], [-1, -1]]
+    assert steps[0].before.block.tolist() == [[0, 4], [0, 4], [-1, -1]]
 
 
 def test_what_stands_behind_the_new_tokens_is_left_alone():
@@ -584,7 +584,7 @@ def test_an_ended_sample_stands_still_while_the_others_go_on():
     assert [step.before.active.tolist() for step in steps] == [[True, True]] + [[False, True]] * 3
     assert [step.before.block[0].tolist() for step in steps] == [[2, 4]] + [[-1, -1]] * 3
     assert [step.before.block[1].tolist() for step in steps] == [[2, 4]] * 2 + [[4, 6]] * 2
-    assert all(step.after.tokens[0].tolist() == [MASK, 1, EOS, MASK, MASK, MASK] for step in steps)
+    assert all(step.after.tokens[0].tolist() == [0, 1, EOS, MASK, MASK, MASK] for step in steps)
     assert all(step.commits.sample.tolist() == [1] for step in steps[1:])
 
 

@@ -7,7 +7,7 @@ import torch
 
 import floatscope as fs
 from floatscope.models.families import FAMILIES, REFUSED, llada_key, llama_key, recognise
-from floatscope.models.load import _empty, _transformers
+from floatscope.models.load import _transformers, empty_module
 
 LLADA_8B = {
     "architectures": ["LLaDAModelLM"],
@@ -79,7 +79,7 @@ A_KEY = {"llada": "model.transformer.wte.weight", "illada": "model.layers.0.self
 
 def opened(config):
     family, becomes = recognise(config, None)
-    return _empty(becomes, _transformers(family, becomes, config))
+    return empty_module(becomes, _transformers(family, becomes, config))
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_the_real_configs_have_the_published_numbers_of_parameters(config, param
 def test_illada_has_llamas_keys_and_a_tied_head():
     family, becomes = recognise(ILLADA_8B, [A_KEY["illada"]])
     assert family.name == "illada"
-    module = _empty(becomes, _transformers(family, becomes, ILLADA_8B))
+    module = empty_module(becomes, _transformers(family, becomes, ILLADA_8B))
     assert round(sum(p.numel() for p in module.parameters()) / 1e9, 2) == 7.62  # as its card says
     assert family.mask(ILLADA_8B, None) == 5
     assert module.lm_head.weight is module.model.embed_tokens.weight
@@ -223,3 +223,34 @@ def test_the_table_reads_well():
 def test_nothing_is_allocated_for_a_config_of_the_largest_size():
     module = opened({**LLADA_8B, "embedding_size": 2**40, "vocab_size": 2**40})
     assert module.get_input_embeddings().weight.device == torch.device("meta")
+
+
+@pytest.mark.parametrize(
+    ("config", "field", "value"),
+    [
+        (LLADA_8B, "clip_qkv", 0.01),
+        (LLADA_8B, "rope_scaling", {"type": "linear"}),
+        (LLADA_8B, "multi_query_attention", True),
+        (LLADA_8B, "layer_norm_with_affine", False),
+        (DREAM_7B, "hidden_act", "gelu"),
+        (DREAM_7B, "rope_scaling", {"type": "yarn"}),
+        (DREAM_7B, "rope_parameters", {"rope_type": "linear", "factor": 8.0}),
+        (DREAM_7B, "use_sliding_window", True),
+        (DREAM_7B, "layer_types", ["sliding_attention"] * 28),
+        (DREAM_7B, "head_dim", 64),
+        (DREAM_7B, "attention_bias", False),
+        (ILLADA_8B, "hidden_act", "gelu"),
+        (ILLADA_8B, "attention_bias", True),
+        (ILLADA_8B, "rope_scaling", {"type": "yarn"}),
+    ],
+)
+def test_a_config_of_another_network_is_refused_and_not_read_as_ours(config, field, value):
+    family, becomes = recognise(config, [A_KEY["illada"]] if config is ILLADA_8B else None)
+    with pytest.raises(fs.UserError, match=rf"asks for {field} .* \(not .*\): an? \w+ of another build, which is no "):
+        _transformers(family, becomes, {**config, field: value})
+    assert _transformers(family, becomes, {**config, field: None})
+
+
+def test_what_a_dream_says_of_itself_is_no_other_network():
+    said = {"head_dim": 128, "layer_types": ["full_attention"] * 28, "hidden_act": "silu", "attention_dropout": 0.0}
+    assert opened({**DREAM_7B, **said}).config.num_hidden_layers == 28

@@ -12,6 +12,7 @@ from folders import edit, spoil, tiny
 
 import floatscope as fs
 from floatscope.models.files import INDEX, fingerprint, read_folder
+from floatscope.models.said import reading
 
 
 def refused(folder) -> str:
@@ -122,7 +123,9 @@ def test_quantised_weights_are_refused_by_method(folder):
 def test_weights_of_another_kind_are_refused(tmp_path):
     folder = tiny(tmp_path / "m")
     spoil(folder, lambda tensors: tensors.update({k: t.to(torch.int8) for k, t in tensors.items()}))
-    assert refused(folder) == f"{folder} holds I8 weights; float32, bfloat16, float16 and float64 can be opened"
+    said = "is stored as I8; float32, bfloat16, float16 and float64 can be opened"
+    assert refused(folder).startswith(f"{folder}: its tensor ")
+    assert refused(folder).endswith(said)
 
 
 @pytest.mark.parametrize("cut", [0, 4, 8, 100, 1000, -1])
@@ -262,3 +265,111 @@ def test_a_large_file_is_sampled_and_its_size_and_ends_count(tmp_path):
     file.write_bytes(content + b"\0")
     seen.add(fingerprint(file))
     assert len(seen) == 6
+
+
+# --- sentences -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn, torch.bool, torch.int64, torch.complex64]
+)
+def test_one_tensor_of_another_kind_is_named(folder, dtype):
+    spoil(folder, lambda t: t.update({"model.transformer.ln_f.weight": t["model.transformer.ln_f.weight"].to(dtype)}))
+    assert "its tensor model.norm.weight is stored as " in refused(folder)
+
+
+def test_buffers_of_whole_numbers_are_no_weights(tmp_path):
+    folder = tiny(tmp_path / "m", "bert")
+    spoil(folder, lambda tensors: tensors.update({"bert.embeddings.position_ids": torch.arange(128)[None]}))
+    assert fs.load(folder, device="cpu").spec.layout == "bert"
+
+
+def test_a_tensor_that_would_be_overwritten_by_a_renamed_one_is_unexpected(folder):
+    spoil(folder, lambda tensors: tensors.update({"model.norm.weight": torch.zeros(32)}))
+    assert refused(folder) == f"{folder}: missing tensors: none; unexpected tensors: model.norm.weight"
+
+
+@pytest.mark.parametrize(
+    ("layout", "changes"),
+    [
+        ("llama", {"tie_word_embeddings": True}),
+        ("dream", {"tie_word_embeddings": True}),
+        ("llada", {"weight_tying": True}),
+    ],
+)
+def test_tied_weights_that_differ_are_refused(tmp_path, layout, changes):
+    folder = tiny(tmp_path / "m", layout)
+    edit(folder / "config.json", **changes)
+    assert "ties lm_head.weight to model.embed_tokens.weight, and both are stored and differ" in refused(folder)
+    head, rows = {
+        "llada": ("model.transformer.ff_out.weight", "model.transformer.wte.weight"),
+    }.get(layout, ("lm_head.weight", "model.embed_tokens.weight"))
+    spoil(folder, lambda tensors: tensors.update({head: tensors[rows].clone()}))
+    assert fs.load(folder, device="cpu").spec.name == "m"
+
+
+@pytest.mark.parametrize(
+    ("layout", "changes", "said"),
+    [
+        ("llada", {"pad_token_id": 512}, "pad_token_id 512, and its token ids are 0 … 511"),
+        ("llada", {"embedding_size": 0}, "vocab_size 0, which must be at least 1"),
+        ("dream", {"vocab_size": -1}, "vocab_size -1, which must be at least 1"),
+        ("bert", {"num_attention_heads": -1}, "num_attention_heads -1, which must be at least 1"),
+        ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type relative_key"),
+        ("llada", {"quantization_config": {}}, "is quantised (unnamed)"),
+        ("llada", {"quantization_config": "x\x1b[2J"}, "is quantised (x\\x1b[2J)"),
+        ("llada", {"architectures": ["\x1b[31mevil\n\u202e"]}, "unknown architecture \\x1b[31mevil\\n\\u202e ("),
+        ("llada", {"rope_theta": float("nan")}, "rope_theta nan, which must be a number above 0"),
+        ("dream", {"rope_theta": True}, "rope_theta True, which must be a number above 0"),
+        ("dream", {"rms_norm_eps": float("inf")}, "rms_norm_eps inf, which must be a number above 0"),
+        ("llama", {"rms_norm_eps": 0.0}, "rms_norm_eps 0.0, which must be a number above 0"),
+        ("llama", {"use_cache": "yes"}, "field 'use_cache': TypeError: "),
+    ],
+    ids=str,
+)
+def test_a_config_that_cannot_be_meant_is_one_printable_sentence(tmp_path, layout, changes, said):
+    folder = tiny(tmp_path / "m", layout)
+    edit(folder / "config.json", **changes)
+    assert said in refused(folder)
+    assert refused(folder).isprintable()
+
+
+def test_what_is_not_of_the_network_is_left_aside(tmp_path):
+    folder = tiny(tmp_path / "m", "bert")
+    edit(folder / "config.json", chunk_size_feed_forward=3, num_labels=10**12)
+    assert fs.load(folder, device="cpu").spec.family == "mdm"
+
+
+def test_a_file_that_is_nested_too_deeply_is_said():
+    with pytest.raises(fs.UserError, match="m holds a file that is nested too deeply; fetch it again"), reading("m"):
+        raise RecursionError
+
+
+def test_many_tensors_are_not_all_listed(folder):
+    spoil(folder, lambda tensors: tensors.update({f"k{i}": torch.zeros(1) for i in range(5000)}))
+    assert refused(folder).endswith("unexpected tensors: k0, k1, k10, k100, k1000, k1001, k1002, k1003, and 4,992 more")
+
+
+@pytest.mark.parametrize("layout", ["llada", "llama"])
+def test_strange_keys_of_a_known_architecture_do_not_lead_to_foreign_code(tmp_path, layout):
+    folder = tiny(tmp_path / "m", layout)
+    spoil(folder, lambda tensors: [tensors.update({f"\x1b[31mx\n{k}": tensors.pop(k)}) for k in list(tensors)])
+    said = refused(folder)
+    assert said.isprintable()
+    assert "unknown architecture" not in said
+    assert "trust_remote_code" not in said
+
+
+def test_a_file_that_may_not_be_read_is_said_so(folder, monkeypatch):
+    def locked(self):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr("pathlib.Path.read_bytes", locked)
+    assert refused(folder) == f"{folder / 'config.json'} cannot be read (Permission denied)"
+
+
+def test_an_index_that_names_too_long_a_file_is_one_sentence(sharded):
+    index = json.loads((sharded / INDEX).read_text())
+    index["weight_map"][next(iter(index["weight_map"]))] = "x" * 300 + ".safetensors"
+    (sharded / INDEX).write_text(json.dumps(index))
+    assert "cannot be read (File name too long)" in refused(sharded)

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from folders import tiny
 
 import floatscope as fs
 from floatscope.models.describe import describe
@@ -52,13 +53,14 @@ def test_a_header_is_read_past_its_lists(tmp_path):
         ("tokenizer.ggml.tokens", ARRAY, words),
         ("numbers", ARRAY, numbers),
         ("nested", ARRAY, nested),
-        ("llama.block_count", UINT32, struct.pack("<I", 30)),
+        ("llama.block_count", UINT32, struct.pack("<I", 2)),
         architecture("llama"),
         tensors={"a": (3, 4), "b": (5,)},
     )
+    content += b"\0"  # where the tensors are
     file.write_bytes(content)
     found = read_header(file)
-    assert (found.architecture, found.get("block_count"), found.parameters) == ("llama", 30, 17)
+    assert (found.architecture, found.get("block_count"), found.parameters) == ("llama", 2, 17)
     assert found.values["tokenizer.ggml.tokens"] == 3
     for cut in range(len(content)):
         file.write_bytes(content[:cut])
@@ -99,21 +101,22 @@ def test_the_extra_is_named_where_it_is_missing(tmp_path, monkeypatch):
         fs.load(file, device="cpu")
 
 
-@pytest.mark.skipif(find_spec("gguf") is None, reason="needs the extra gguf")
-def test_a_small_llama_comes_back(tmp_path, capfd):
-    """Written by the gguf package, opened by transformers: the network it was."""
-    import gguf
-    from folders import tiny
+needs_gguf = pytest.mark.skipif(find_spec("gguf") is None, reason="needs the extra gguf")
 
-    source = fs.load(tiny(tmp_path / "m", "llama", kv_heads=4), device="cpu")
+
+def write(file, source, *, heads=None, blocks=None, merges=("h i", "t h")):
+    """A small Llama as llama.cpp has it."""
+    import gguf
+
     config, state = source.module.config, source.module.state_dict()
-    file = tmp_path / "m.gguf"
     writer = gguf.GGUFWriter(file, "llama")
-    writer.add_block_count(config.num_hidden_layers)
+    writer.add_block_count(blocks or config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
+    heads = config.num_attention_heads if heads is None else heads
+    add = writer.add_uint32 if isinstance(heads, int) else writer.add_string
+    add("llama.attention.head_count", heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
@@ -123,7 +126,7 @@ def test_a_small_llama_comes_back(tmp_path, capfd):
     names |= {300: "hi", 301: "th"}
     writer.add_token_list([names.get(i, f"<unused{i}>") for i in range(config.vocab_size)])
     writer.add_token_types([1 if i < 256 or i in (300, 301) else 3 for i in range(config.vocab_size)])
-    writer.add_token_merges(["h i", "t h"])
+    writer.add_token_merges(list(merges))
     writer.add_bos_token_id(source.spec.bos_id)
     writer.add_eos_token_id(source.spec.eos_id)
     leaves = {
@@ -146,9 +149,9 @@ def test_a_small_llama_comes_back(tmp_path, capfd):
         for ours, theirs in leaves.items():
             tensor = state[f"model.layers.{i}.{ours}.weight"]
             if theirs in ("attn_q", "attn_k"):  # llama.cpp interleaves the halves that are rotated together
-                heads = config.num_attention_heads
+                count = config.num_attention_heads
                 tensor = (
-                    tensor.reshape(heads, 2, tensor.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(tensor.shape)
+                    tensor.reshape(count, 2, tensor.shape[0] // count // 2, -1).swapaxes(1, 2).reshape(tensor.shape)
                 )
             tensors[f"blk.{i}.{theirs}"] = tensor
     for name, tensor in tensors.items():
@@ -158,6 +161,17 @@ def test_a_small_llama_comes_back(tmp_path, capfd):
     writer.write_tensors_to_file()
     writer.close()
 
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return fs.load(tiny(tmp_path_factory.mktemp("source") / "m", "llama", kv_heads=4), device="cpu")
+
+
+@needs_gguf
+def test_a_small_llama_comes_back(tmp_path, source, capfd):
+    """Written by the gguf package, opened by transformers: the network it was."""
+    file = tmp_path / "m.gguf"
+    write(file, source)
     assert describe(file).parameters == sum(p.numel() for p in source.module.parameters())
     capfd.readouterr()
     model = fs.load(file, device="cpu")
@@ -168,3 +182,60 @@ def test_a_small_llama_comes_back(tmp_path, capfd):
         torch.testing.assert_close(model.module(ids).logits, source.module(ids).logits, rtol=1e-4, atol=1e-4)
     assert model.text.encode("hi")[-1] == 300
     assert model.text.decode(model.text.encode("hi there")) == "hi there"
+    about = describe(file)
+    assert (about.opened_as, about.spec.eos_id, about.vocabulary) == ("LlamaForCausalLM", source.spec.eos_id, 512)
+
+
+@needs_gguf
+def test_the_files_of_another_model_beside_it_are_not_read(tmp_path, source):
+    file = tmp_path / "m.gguf"
+    write(file, source)
+    alone = fs.load(file, device="cpu").text.encode("hi there")
+    for other in tiny(tmp_path / "other").iterdir():
+        if other.suffix != ".safetensors":
+            (tmp_path / other.name).write_bytes(other.read_bytes())
+    text = fs.load(file, device="cpu").text
+    assert text.encode("hi there") == alone
+    assert not text.has_template
+    assert describe(file).template is False
+
+
+@needs_gguf
+@pytest.mark.parametrize("act", [lambda file: fs.load(file, device="cpu"), describe], ids=["load", "describe"])
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"heads": "x"}, "attention.head_count 'x' is no number above 0"),
+        ({"heads": 0}, "attention.head_count 0 is no number above 0"),
+        ({"blocks": 10**9}, "asks for 1000000000 layers, and there are 21 tensors"),
+        ({"blocks": 3}, "missing"),
+        ({"merges": ["no where"]}, "cannot be opened by transformers ("),
+    ],
+    ids=str,
+)
+def test_a_file_that_cannot_be_right_is_refused_by_both(tmp_path, source, act, how, said):
+    file = tmp_path / "m.gguf"
+    write(file, source, **how)
+    with pytest.raises(fs.UserError) as error:
+        act(file)
+    assert said in str(error.value)
+    assert str(error.value).startswith(str(file))
+
+
+@needs_gguf
+@pytest.mark.parametrize(
+    "act", [lambda file, **k: fs.load(file, device="cpu", **k), describe], ids=["load", "describe"]
+)
+def test_both_refuse_a_cut_file_an_unknown_architecture_and_a_mask_out_of_range(tmp_path, source, act):
+    file = tmp_path / "m.gguf"
+    write(file, source)
+    with pytest.raises(fs.UserError, match="mask id 99999 is none of its token ids, 0 … 511"):
+        act(file, mask_id=99999)
+    whole = file.read_bytes()
+    for size in (len(whole) - 500, len(whole) // 2):
+        file.write_bytes(whole[:size])
+        with pytest.raises(fs.UserError, match=r"m\.gguf "):
+            act(file)
+    file.write_bytes(header(architecture("\x1b[31mfoo")))
+    with pytest.raises(fs.UserError, match=r"cannot be opened by transformers \(.*\\x1b\[31mfoo"):
+        act(file)

@@ -114,6 +114,7 @@ def test_a_causal_model_is_autoregressive(home, name):
     spec = opened(home, name).spec
     assert (spec.family, spec.shift, spec.mask_id, spec.layout) == ("arm", True, None, "causal")
     assert (spec.bos_id, spec.eos_id, spec.context) == (2, 3, 64)
+    assert spec.cache and spec.padding  # noqa: PT018
 
 
 def test_heads_of_other_tasks_are_left_unread(home, tmp_path):

@@ -131,7 +131,7 @@ def test_a_causal_model_that_keeps_its_mask_cannot_denoise(tmp_path, monkeypatch
         return forward(self, *args, **kwargs)
 
     monkeypatch.setattr(transformers.LlamaForCausalLM, "forward", stubborn)
-    with pytest.raises(fs.UserError, match=r"keeps its causal mask .*\(LlamaForCausalLM\), so it cannot denoise"):
+    with pytest.raises(fs.UserError, match=r"m \(LlamaForCausalLM\) keeps its causal mask .*, so it cannot denoise"):
         fs.load(folder, device="cpu", mask_id=300)
 
 
@@ -382,3 +382,79 @@ def test_a_name_may_begin_with_home(tmp_path, monkeypatch):
 def test_loading_says_nothing(tmp_path, capfd):
     fs.load(tiny(tmp_path / "m"), device="cpu")
     assert capfd.readouterr() == ("", "")
+
+
+NAMES = """
+import floatscope as fs
+from floatscope.models.describe import describe
+for name in ("~nobody-here/x", "a\\0b", "x" * 5000, None, 5, b"abc", [], ""):
+    for act in (fs.load, describe):
+        try:
+            act(name)
+        except fs.UserError as error:
+            assert str(error).isprintable() and len(str(error)) < 6000, name
+            print(str(error)[:60])
+"""
+
+
+def test_what_is_no_name_is_one_sentence():
+    """In a process without the tests' type checks."""
+    done = subprocess.run([sys.executable, "-c", NAMES], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 16
+
+
+@pytest.mark.parametrize("shift", [True, False])
+def test_shift_means_nothing_to_an_autoregressive_model(tmp_path, shift):
+    with pytest.raises(fs.UserError, match="shift= is for masked diffusion models, and this one is autoregressive"):
+        fs.load(tiny(tmp_path / "m", "llama"), device="cpu", shift=shift)
+
+
+def test_a_model_is_shown_in_a_line(tmp_path):
+    model = fs.load(tiny(tmp_path / "m"), device="cpu")
+    parameters = sum(p.numel() for p in model.module.parameters())
+    assert repr(model) == f"Model(m: masked diffusion, 2 layers, {parameters:,} parameters, float32 on cpu)"
+
+
+@pytest.mark.parametrize(
+    ("reference", "said"),
+    [
+        (
+            "evil/repo--modeling_x.X",
+            "asks for code that is not in its folder (evil/repo--modeling_x.X), which is not run",
+        ),
+        (5, "asks for code that is not in its folder (5), which is not run"),
+        ("missing_file.X", "failed ("),
+        ("modeling_own.Nothing", "failed ("),
+    ],
+)
+def test_code_that_is_not_there_or_elsewhere_is_one_sentence(tmp_path, monkeypatch, reference, said):
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    folder = tiny(tmp_path / "own_code2", "llama")
+    (folder / "modeling_own.py").write_text("class Other:\n    pass\n")
+    edit(folder / "config.json", architectures=["OwnModel"], auto_map={"AutoModelForCausalLM": reference})
+    with pytest.raises(fs.UserError) as error:
+        fs.load(folder, device="cpu", trust_remote_code=True)
+    assert said in str(error.value)
+    assert str(error.value).isprintable()
+
+
+def test_an_interrupt_behind_an_import_error_is_an_interrupt(tmp_path, monkeypatch):
+    def interrupted(*args, **kwargs):
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as error:
+            raise ModuleNotFoundError("Could not import module 'LlamaForCausalLM'.") from error
+
+    folder = tiny(tmp_path / "m")
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "from_pretrained", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fs.load(folder, device="cpu")
+
+
+def test_an_error_while_an_interrupt_is_handled_stays_an_error(tmp_path):
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        with pytest.raises(fs.UserError):
+            fs.load(tmp_path / "nowhere")

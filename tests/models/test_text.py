@@ -155,6 +155,11 @@ def templated(folder, template):
         ("{{ nothing.there.at.all }}", "undefined"),
         ("{{ messages[7]['content'] }}", "no element 7"),
         ("{% include '/etc/passwd' %}", "loader"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+        ("{% for a in 'x' %}" * 25 + "{% endfor %}" * 25, "too many statically nested blocks"),
+        ("{{ (10**7)**(10**7) }}", "a power"),
+        ("{{ 'a' * 5000000 }}", "it wrote 5,000,000 characters, of which 4,000,000 are allowed"),
+        ("{{ raise_exception('no \x1b[31m thanks\u202e') }}", r"no \\x1b\[31m thanks\\u202e"),
     ],
 )
 def test_a_template_that_fails_is_one_sentence(tmp_path, template, said):
@@ -204,11 +209,9 @@ def test_a_vocabulary_that_needs_another_package_says_which(tmp_path, monkeypatc
 
 
 def test_a_tokenizer_larger_than_the_embedding_is_refused(tmp_path):
-    folder = tiny(tmp_path / "m")
-    tokens = json.loads((folder / "tokenizer.json").read_text())
-    tokens["model"]["vocab"]["zz"] = 700
-    (folder / "tokenizer.json").write_text(json.dumps(tokens))
-    with pytest.raises(fs.UserError, match="its tokenizer has ids up to 700, and the model takes 0 … 511"):
+    folder = tiny(tmp_path / "m", vocabulary=200)
+    (folder / "tokenizer.json").write_text((tiny(tmp_path / "other") / "tokenizer.json").read_text())
+    with pytest.raises(fs.UserError, match="its tokenizer has ids up to 261, and the model takes 0 … 199"):
         fs.load(folder, device="cpu")
 
 
@@ -226,6 +229,82 @@ def test_an_unknown_tokenizer_class_without_tokenizer_json_is_refused_and_nobody
     folder = tiny(tmp_path / "m", "dream")
     (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     edit(folder / "tokenizer_config.json", tokenizer_class="Evil", auto_map={"AutoTokenizer": ["evil.Evil", None]})
-    with pytest.raises(fs.UserError, match=r"vocab\.json"):
+    with pytest.raises(fs.UserError, match=r"vocab\.json is read by code of its own, which is not run"):
         fs.load(folder, device="cpu")
     assert not (tmp_path / "ran").exists()
+
+
+def change(folder, do, name="tokenizer.json"):
+    content = json.loads((folder / name).read_text())
+    do(content)
+    (folder / name).write_text(json.dumps(content))
+
+
+def cut(content):
+    for token in list(content["model"]["vocab"])[-10:]:
+        content["model"]["vocab"].pop(token)
+
+
+def far(content):
+    content["added_tokens"].append({**content["added_tokens"][0], "id": 9999, "content": "<x>"})
+
+
+def without_a_byte(content):
+    vocabulary = content["model"]["vocab"]
+    vocabulary["hhh"] = vocabulary.pop("h")
+
+
+def without_content(content):
+    content["added_tokens"][0].pop("content")
+
+
+@pytest.mark.parametrize(
+    ("do", "said"),
+    [
+        (cut, r"<\|startoftext\|> should be 256 and is 246"),
+        (far, "<x> should be 9999 and is 262"),
+        (without_a_byte, "1 of the 256 bytes have no token"),
+        (without_content, ""),
+    ],
+)
+def test_a_tokenizer_that_opens_and_is_wrong_is_refused(tmp_path, do, said):
+    folder = tiny(tmp_path / "m")
+    change(folder, do)
+    with pytest.raises(fs.UserError, match=rf"tokenizer\.json is damaged \(.*{said}.*\); fetch it again"):
+        fs.load(folder, device="cpu")
+
+
+def test_settings_that_do_not_fit_are_not_blamed_on_the_vocabulary(tmp_path):
+    folder = tiny(tmp_path / "m")
+    edit(folder / "tokenizer_config.json", padding_side="up")
+    with pytest.raises(fs.UserError, match=r"tokenizer_config\.json does not fit \(Padding side should be"):
+        fs.load(folder, device="cpu")
+
+
+def test_a_template_of_the_wrong_bytes_is_named(tmp_path):
+    folder = tiny(tmp_path / "m")
+    (folder / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(fs.UserError, match=r"chat_template\.jinja is damaged \(.*\); fetch it again"):
+        fs.load(folder, device="cpu")
+
+
+def test_arguments_handed_on_are_no_power(tmp_path):
+    text = templated(tiny(tmp_path / "m"), "{% set a = {'b': 1} %}{{ dict(**a)['b'] }} ** {{ '**' }}")
+    assert text.decode(text.encode("hi", chat=True)) == "1 ** **"
+
+
+def test_a_panic_of_the_tokenizer_is_one_sentence():
+    class PanicException(BaseException):  # as pyo3 names it
+        pass
+
+    class Broken:
+        def __call__(self, *args, **kwargs):
+            raise PanicException("Onig: retry-limit-in-match over")
+
+    with pytest.raises(fs.UserError, match=r"the tokenizer of m cannot read this text \(Onig: retry-limit"):
+        module.Text(Broken(), "m").encode("aaaa!")
+
+
+def test_a_text_is_shown_in_a_line(texts):
+    assert repr(texts["llada"]).endswith("llada: 262 tokens, with a chat template)")
+    assert repr(texts["bert"]).startswith("Text(")

@@ -75,7 +75,7 @@ def test_a_folder_can_be_written_again_under_an_opened_model(tmp_path):
             lambda p: fs.write_random(p, blocks=3),
             "unknown size of a random checkpoint 'blocks'; allowed: width, layers,",
         ),
-        (lambda p: fs.write_random(p, layers=0), "layers must be at least 1, got 0"),
+        (lambda p: fs.write_random(p, layers=0), "layers must be a whole number of at least 1, got 0"),
         (lambda p: fs.write_random(p, layers=1, shards=13), "13 shards for 12 tensors; give 1 to 12"),
         (lambda p: fs.write_random(p, shards=0), "0 shards for 57 tensors; give 1 to 57"),
     ],
@@ -95,3 +95,52 @@ def test_a_layout_takes_its_own_class(tmp_path):
         fs.write_checkpoint(tmp_path, module, "llada")
     with pytest.raises(fs.UserError, match="unknown layout 'lada'"):
         fs.write_checkpoint(tmp_path, module, "lada")
+
+
+def test_dream_has_its_rotation_as_dream_has_it(tmp_path):
+    config = json.loads((tiny(tmp_path / "m", "dream") / "config.json").read_text())
+    assert config["rope_theta"] == 1000000.0
+    assert "rope_parameters" not in config
+
+
+def test_a_folder_of_somebody_else_is_not_written_over(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "config.json").write_text("{}")
+    for folder in (tmp_path, tmp_path / "notes.txt"):
+        with pytest.raises(
+            fs.UserError, match="holds other files, which would be overwritten; give a new or empty folder"
+        ):
+            fs.write_random(folder)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "notes.txt"]
+    assert (tmp_path / "config.json").read_text() == "{}"
+
+
+def test_a_folder_written_again_keeps_nothing_of_another_layout(tmp_path):
+    tiny(tmp_path / "m", "dream", shards=3)
+    again = tiny(tmp_path / "m", "bert")
+    assert {p.name for p in again.iterdir()} == {p.name for p in tiny(tmp_path / "new", "bert").iterdir()}
+    assert fs.load(again, device="cpu").spec.layout == "bert"
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        ({"heads": 3}, "width 64, heads 3, kv_heads 3: each must be a multiple of the next"),
+        ({"kv_heads": 3}, "width 64, heads 4, kv_heads 3: each must be a multiple of the next"),
+        ({"width": 12}, "width 12 of 4 heads: each head takes 3, which must be even"),
+        ({"vocabulary": 1}, "vocabulary must be a whole number of at least 2, got 1"),
+        ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
+        ({"layers": True}, "layers must be a whole number of at least 1, got True"),
+    ],
+    ids=str,
+)
+def test_sizes_that_do_not_fit_get_a_sentence(tmp_path, shape, said):
+    with pytest.raises(fs.UserError) as error:
+        fs.write_random(tmp_path / "m", **shape)
+    assert str(error.value) == said
+    assert not (tmp_path / "m").exists()
+
+
+def test_keys_and_values_have_as_many_heads_as_queries_unless_said(tmp_path):
+    folder = fs.write_random(tmp_path / "m", layers=1, heads=2)
+    assert json.loads((folder / "config.json").read_text())["n_kv_heads"] == 2

@@ -225,7 +225,7 @@ def test_a_decoding_that_nobody_watched_still_has_its_canvas():
 
 
 def test_a_trace_is_shown_in_one_line():
-    assert repr(traced()).startswith("Trace('sample-0': step 2, layer 3, key 11, commit 5; tokens, states, ")
+    assert repr(traced()).startswith("Trace('sample-0': step 2, layer 3, key 11, commit 5; ")
 
 
 def test_importing_the_room_imports_nothing_to_draw_with():

@@ -61,7 +61,10 @@ _watchers: weakref.WeakKeyDictionary[nn.Module, tuple[Watcher, Sites]] = weakref
 def _watched(module: nn.Module, watcher: Watcher, stack: bool) -> Iterator[Sites]:
     """Mark every part of the module as watched by this watcher, and by no other."""
     if any(part in _watchers for part in module.modules()):
-        raise UserError("this model is being watched already; leave the other `watch` block first")
+        raise UserError(
+            "this model is being watched already; first leave the other `watch` block, or finish or drop the other"
+            " decoding"
+        )
     parts = list(module.modules())
     with _sites(module, watcher, stack) as sites:
         _watchers.update(dict.fromkeys(parts, (watcher, sites)))

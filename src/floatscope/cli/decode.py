@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from floatscope.errors import UserError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -34,15 +36,17 @@ def decode(
     eos: Annotated[str | None, Opt(help="free, never, or last.")] = None,
     stop: Annotated[bool | None, Opt("--stop/--no-stop", help="End when the text has ended.")] = None,
     seed: Annotated[int, Opt(help="Of whatever is drawn.")] = 0,
-    infill: Annotated[bool, Opt(help="Fill masks inside the prompt too.")] = False,
+    infill: Annotated[bool, Opt("--infill", help="Fill the masks inside the prompt instead of appending.")] = False,
     chat: Annotated[bool | None, Opt("--chat/--raw", help="Use the chat template. Default: if there is one.")] = None,
     layer: Annotated[int | None, Opt(help="Watch, and underline the anchors of this layer.")] = None,
     mask_id: Annotated[int | None, Opt(help="The mask token, where the checkpoint does not tell.")] = None,
     shift: Annotated[bool | None, Opt("--shift/--no-shift", help="Whether row p decides position p + 1.")] = None,
     device: Annotated[str | None, Opt(help="cpu, cuda, cuda:1, or auto for all GPUs.")] = None,
-    dtype: Annotated[str | None, Opt(help="float32, bfloat16 or float16.")] = None,
+    dtype: Annotated[str | None, Opt(help="float32, bf16 or fp16.")] = None,
     revision: Annotated[str | None, Opt(help="Of a hub checkpoint.")] = None,
-    trust_remote_code: Annotated[bool, Opt(help="Run the checkpoint's own code; it can do anything.")] = False,
+    trust_remote_code: Annotated[
+        bool, Opt("--trust-remote-code", help="Run the checkpoint's own code; it can do anything.")
+    ] = False,
     as_json: Annotated[bool, Opt("--json", help="Print one JSON object: text, tokens, every step's commits.")] = False,
 ) -> None:
     """Watch a canvas being denoised: masks, fresh commits coloured by confidence, anchors of a layer underlined.
@@ -69,7 +73,7 @@ def decode(
         )
     out = start(
         opened,
-        sys.stdin.read() if prompt == "-" else prompt,
+        _stdin() if prompt == "-" else prompt,
         watch=Watch(fields=("received", "uniform", "eligible")) if layer is not None else None,
         preset=preset,
         chat=chat,
@@ -97,15 +101,30 @@ def decode(
         typer.echo(out.text if opened.text is not None else " ".join(map(str, out.generated[0])))
 
 
+def _stdin() -> str:
+    """What is piped in, without the newline that ends it."""
+    if sys.stdin is None or sys.stdin.closed:
+        raise UserError("--prompt - reads the prompt from stdin, which is closed")
+    try:
+        return sys.stdin.buffer.read().decode().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise UserError(f"the prompt on stdin is no UTF-8 text ({error.reason} at byte {error.start})") from error
+
+
 def _show(console: Console, out: Decoding, layer: int | None) -> None:
+    """Step by step in place, no higher than the terminal; then the whole canvas once."""
     from rich.live import Live
 
     from floatscope.cli.view import View
 
-    view = View(out, layer)
-    with Live(console=console, refresh_per_second=20, vertical_overflow="visible") as screen:
+    view, last = View(out, layer, console), None
+    with Live(console=console, auto_refresh=False, transient=True) as screen:
         for step in out:
-            screen.update(view.after(step), refresh=True)
+            view.count(step)
+            last = step
+            screen.update(view.after(step, console.height), refresh=True)
+    if last is not None:
+        console.print(view.after(last))
 
 
 def _told(out: Decoding, layer: int | None) -> dict[str, Any]:
@@ -113,8 +132,11 @@ def _told(out: Decoding, layer: int | None) -> dict[str, Any]:
 
     view, steps = View(out, layer), []
     for step in out:
+        view.count(step)
         steps.append(view.told(step))
+    before = out.steps[0].before
+    prompt = before.tokens[0][before.valid[0]].tolist()[: out.answer_start - int(before.valid[0].int().argmax())]
     text = out.text if out.model.text is not None else None
-    answer = {"text": text, "tokens": out.generated[0]}
+    answer = {"text": text, "tokens": out.generated[0], "prompt_tokens": prompt}
     speed = {"seconds": round(view.seconds, 3), "tokens_per_second": round(view.speed, 2)}
     return {**answer, **speed, "steps": steps, "run": out.meta}

@@ -10,6 +10,8 @@ Torch and transformers are loaded by the command that needs them, so `--help` an
 
 from __future__ import annotations
 
+import io
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -20,6 +22,7 @@ from floatscope.cli.decode import decode
 from floatscope.cli.demo import demo
 from floatscope.cli.doctor import doctor
 from floatscope.cli.models import models
+from floatscope.cli.twins import twins
 from floatscope.errors import UserError
 
 
@@ -43,6 +46,8 @@ app.command(epilog='Example: floatscope decode GSAI-ML/LLaDA-8B-Instruct --promp
 app.command(epilog="Example: floatscope doctor --json > doctor.json")(doctor)
 app.command(epilog="Example: floatscope models GSAI-ML/LLaDA-8B-Instruct")(models)
 
+app.add_typer(twins, name="twins")
+
 
 def _version(wanted: bool) -> None:
     if wanted:
@@ -60,4 +65,7 @@ def floatscope(
 
 
 def main() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show a character gets a question mark
     app()

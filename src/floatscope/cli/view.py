@@ -1,7 +1,7 @@
 """The canvas as a person sees it: masks, fresh commits coloured by confidence, anchors underlined.
 
 with Live(…) as live:
-    for step in out: live.update(view.after(step))
+    for step in out: live.update(view.after(step, height=20))
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Group
+from rich.console import Console, Group
+from rich.markup import escape
 from rich.panel import Panel
 from rich.text import Text
 
@@ -20,44 +21,54 @@ if TYPE_CHECKING:
     from floatscope.decode import Step
     from floatscope.decoding import Decoding
 
-MASK = "░░"
+MASK, PART = "░░", "·"  # a masked position; a token that ends inside a character
 PROMPT_SHOWN = 48  # tokens of the prompt before the first mask; anchors further back are named below the canvas
 ANCHORS = 3
+FRAME = 6  # lines around the canvas: the panel, the counters, the anchors
 UNSURE, SURE = (214, 39, 40), (44, 160, 44)
 
 
 class View:
-    """Draws one sample of a decoding after each of its steps."""
+    """Draws the first sample of a decoding after each of its steps."""
 
-    def __init__(self, out: Decoding, layer: int | None) -> None:
-        self.out, self.layer = out, layer
+    def __init__(self, out: Decoding, layer: int | None, console: Console | None = None) -> None:
+        self.out, self.layer, self.console = out, layer, console
         self.began, self.committed, self.forwards = time.monotonic(), 0, 0
 
-    def after(self, step: Step) -> Panel:
-        """The canvas with what the step wrote."""
-        self._count(step)
+    def after(self, step: Step, height: int | None = None) -> Panel:
+        """The canvas with what the step wrote; of a canvas higher than `height` lines, those around the newest."""
         anchors = self._anchors()
-        parts = [self._canvas(step, {position for position, _ in anchors}), self._counters(step)]
+        canvas = self._canvas(step, {position for position, _ in anchors})
+        parts = [canvas if height is None else self._cropped(canvas, height), self._counters(step)]
         if self.layer is not None:
             parts.append(self._named(step, anchors))
         spec, how = self.out.model.spec, self.out.how
         kind = "masked diffusion" if spec.family == "mdm" else "autoregressive"
-        return Panel(Group(*parts), title=f"[bold]{spec.name}[/] · {kind} · {how.sampler}", title_align="left")
+        return Panel(Group(*parts), title=f"[bold]{escape(spec.name)}[/] · {kind} · {how.sampler}", title_align="left")
 
     def told(self, step: Step) -> dict[str, Any]:
         """The same for machines; positions count from the sample's own start."""
-        self._count(step)
         first, commits = _first(step), step.commits
-        names = self._pieces(commits.token.tolist())
-        columns = (commits.position - first).tolist(), commits.token.tolist(), names, commits.confidence.tolist()
-        words = ("position", "token", "text", "confidence")
-        written = [dict(zip(words, commit, strict=True)) for commit in zip(*columns, strict=True)]
+        pieces = self._pieces(step.after.tokens[0, first:].tolist())
+        columns = (commits.position - first).tolist(), commits.token.tolist(), commits.confidence.tolist()
+        written = [
+            {"position": position, "token": token, "text": pieces[position], "confidence": confidence}
+            for position, token, confidence in zip(*columns, strict=True)
+        ]
         told: dict[str, Any] = {"step": step.before.step, "commits": written}
         if step.before.block is not None:
-            told["block"] = (step.before.block[0] - first).tolist()
+            told["block"] = (step.before.block[0] - first).clamp_min(0).tolist()
         if self.layer is not None:
-            told["anchors"] = [{"position": p - first, "lift": lift} for p, lift in self._anchors()]
+            tokens = step.before.tokens[0].tolist()
+            told["anchors"] = [
+                {"position": p - first, "token": tokens[p], "text": self._name(step, p), "lift": lift}
+                for p, lift in self._anchors()
+            ]
         return told
+
+    def count(self, step: Step) -> None:
+        self.committed += len(step.commits)
+        self.forwards += 1
 
     @property
     def seconds(self) -> float:
@@ -66,10 +77,6 @@ class View:
     @property
     def speed(self) -> float:
         return self.committed / max(1e-9, self.seconds)
-
-    def _count(self, step: Step) -> None:
-        self.committed += len(step.commits)
-        self.forwards += 1
 
     def _anchors(self) -> list[tuple[int, float]]:
         """The keys of largest lift at this step, the largest first."""
@@ -95,28 +102,41 @@ class View:
                 piece, style = MASK, "bright_black"
             elif i in fresh:
                 style = f"bold white on rgb({','.join(str(c) for c in _between(fresh[i]))})"
-            text.append(_printable(piece), f"{style} underline" if i in anchors else style)
+            text.append(_printable(piece) or PART, f"{style} underline" if i in anchors else style)
         return text
 
+    def _cropped(self, canvas: Text, height: int) -> Text:
+        """So many lines, the last fresh commit among them: a terminal cannot redraw what has scrolled away."""
+        assert self.console is not None
+        lines = canvas.wrap(self.console, max(1, self.console.width - 4), overflow="fold")
+        room = max(1, height - FRAME)
+        fresh = (i for i, line in enumerate(lines) if any("on rgb" in str(span.style) for span in line.spans))
+        newest = max(fresh, default=0)
+        first = max(0, min(newest - room // 2, len(lines) - room))
+        return Text("\n").join(lines[first : first + room])
+
     def _counters(self, step: Step) -> Text:
-        how, parts = self.out.how, [f"step {self.forwards}" + (f"/{self.out.how.steps}" if self.out.how.steps else "")]
+        how, arm = self.out.how, self.out.model.spec.family == "arm"
+        total = how.new_tokens if arm else how.steps or (how.new_tokens if how.paced else None)
+        parts = [f"step {self.forwards}" + (f"/{total}" if total else "")]
         if how.block and step.before.block is not None:
             begin = self.out.answer_start
             parts.append(f"block {(int(step.before.block[0, 0]) - begin) // how.block + 1}/{how.blocks}")
-        left = int(step.after.masked[0].sum())
-        parts += [f"{self.committed} committed", f"{left} masked" if self.out.model.spec.family == "mdm" else ""]
+        parts += [f"{self.committed} committed", "" if arm else f"{int(step.after.masked[0].sum())} masked"]
         parts.append(f"{self.speed:.1f} tokens/s")
         return Text(" · ".join(part for part in parts if part), style="cyan")
 
     def _named(self, step: Step, anchors: Sequence[tuple[int, float]]) -> Text:
         first = _first(step)
-        tokens = step.before.tokens[0].tolist()
-        masked = step.before.masked[0].tolist()
-        named = []
-        for position, lift in anchors:
-            piece = "mask" if masked[position] else repr(_printable(self._pieces([tokens[position]])[0]))
-            named.append(f"{piece} at {position - first}, {lift:.1f}×")
-        return Text(f"anchors of layer {self.layer}: " + (" · ".join(named) or "none"), style="cyan")
+        named = [f"{self._name(step, position)} at {position - first}, {lift:.1f}×" for position, lift in anchors]
+        rows = "newest row, " if self.out.model.spec.family == "arm" else ""
+        return Text(f"anchors ({rows}layer {self.layer}): " + (" · ".join(named) or "none"), style="cyan")
+
+    def _name(self, step: Step, position: int) -> str:
+        if bool(step.before.masked[0, position]):
+            return "mask"
+        piece = self._pieces([int(step.before.tokens[0, position])])[0]
+        return f"'{_printable(piece).strip(chr(10))}'"
 
     def _pieces(self, tokens: Sequence[int]) -> list[str]:
         text = self.out.model.text
@@ -135,5 +155,5 @@ def _between(confidence: float) -> tuple[int, ...]:
 
 def _printable(piece: str) -> str:
     """Control characters shown as what they are: a terminal would act on them."""
-    shown = piece.replace("\n", "⏎\n") if piece != "\n" else "⏎\n"
+    shown = piece.replace("\n", "⏎\n")
     return "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in shown)

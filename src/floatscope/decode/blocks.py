@@ -29,6 +29,8 @@ class Blocks:
         self.how, self.pace = how, SAMPLERS[how.sampler].pace
         stop = canvas.tokens.shape[1] - suffix
         self.start, self.stop, self.width = stop - how.new_tokens, stop, how.block or how.new_tokens
+        if not how.new_tokens:  # infilling alone: one block, the whole canvas
+            self.start, self.stop, self.width = 0, canvas.tokens.shape[1], canvas.tokens.shape[1]
         self.device = canvas.tokens.device
         rows = len(canvas.tokens)
         self.block, self.step, self.ended = [0] * rows, [0] * rows, [False] * rows

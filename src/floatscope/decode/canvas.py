@@ -21,6 +21,7 @@ def canvas_of(
     *,
     suffix: Sequence[int] = (),
     regions: Regions | None = None,
+    pad_id: int = 0,
 ) -> CanvasState:
     """Each prompt, `new_tokens` masks and the suffix, padded on the left. Without a mask id only the prompts.
 
@@ -31,7 +32,7 @@ def canvas_of(
         raise UserError(f"a canvas needs at least one prompt and one token, got {len(prompts)} prompts")
     tail = [] if mask_id is None else [mask_id] * new_tokens + list(suffix)
     length = max(len(p) for p in prompts) + len(tail)
-    tokens = torch.full((len(prompts), length), mask_id or 0)
+    tokens = torch.full((len(prompts), length), pad_id)
     states = torch.full((len(prompts), length), int(State.PAD))
     for b, prompt in enumerate(prompts):
         start = length - len(prompt) - len(tail)

@@ -118,7 +118,7 @@ class _Denoiser:
         if how.sampler == "random":
             score = chances.float()
         if how.order_temperature:
-            score = score / how.order_temperature + gumbel(keys, places.own).float()
+            score = (score - score.max()) / how.order_temperature + gumbel(keys, places.own).float()
         look = Look(
             places.eligible,
             places.grid(score, -torch.inf),

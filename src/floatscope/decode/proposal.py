@@ -13,6 +13,7 @@ from torch import Tensor
 
 from floatscope.decode.noise import gumbel
 from floatscope.decode.sampling import Sampling
+from floatscope.errors import UserError
 
 
 def draw(
@@ -28,10 +29,12 @@ def draw(
     reads confidences as if no token of `end_ids` could come (LLaDA's logits_eos_inf and confidence_eos_eot_inf).
     """
     logits = logits.float()
+    if not bool((logits.amax(-1) < torch.inf).all()):
+        raise UserError("the model's logits are NaN or infinite; look for NaN in the weights, or try another dtype")
     ends = torch.tensor(end_ids, dtype=torch.long, device=logits.device)
     if how.eos == "never":
         logits = logits.index_fill(-1, ends[:1], -torch.inf)
-    drawn = filtered(logits / how.temperature if how.temperature else logits, how.top_p, how.top_k)
+    drawn = filtered(_tempered(logits, how.temperature), how.top_p, how.top_k)
     if how.temperature:
         tokens = torch.arange(logits.shape[-1], device=logits.device)
         noise = gumbel(keys[:, None], positions[:, None] * 2**32 + tokens)
@@ -43,6 +46,11 @@ def draw(
         return token, judged.log_softmax(-1)
     # Where an end is all that the filters left, nothing is: no confidence.
     return token, judged.index_fill(-1, ends, -torch.inf).log_softmax(-1).nan_to_num(-torch.inf, neginf=-torch.inf)
+
+
+def _tempered(logits: Tensor, temperature: float) -> Tensor:
+    """Counted from the largest, so that a small temperature does not overflow."""
+    return (logits - logits.amax(-1, keepdim=True)) / temperature if temperature else logits
 
 
 def filtered(logits: Float[Tensor, "row vocabulary"], top_p: float | None, top_k: int | None) -> Tensor:

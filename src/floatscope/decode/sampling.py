@@ -19,6 +19,8 @@ from floatscope.spelling import arguments, spelled
 SCHEDULES = ("even", "time")
 JUDGED = ("model", "drawn")
 EOS = ("free", "never", "last")
+MOST = 10**6
+TEMPERATURES = (1e-6, 1e6)  # beyond these fp32 has no more to say; 0 is the most likely token
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,11 @@ class Sampling:
         return self.new_tokens // self.block if self.block else 1
 
     @property
+    def paced(self) -> bool:
+        """Whether the schedule says how many steps there are."""
+        return self.sampler in SAMPLERS and SAMPLERS[self.sampler].pace == "schedule"
+
+    @property
     def as_json(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(self)} | {"arguments": dict(self.arguments)}
 
@@ -63,8 +70,10 @@ def sampling(family: str, preset: str | None = None, **given: Any) -> Sampling:
     for name in given:
         if name not in allowed:
             raise unknown("setting of decode", name, allowed)
-    if preset is not None and preset not in PRESETS:
-        raise unknown("preset", preset, PRESETS)
+    if preset is not None and (not isinstance(preset, str) or preset not in PRESETS):
+        raise unknown("preset", str(preset), PRESETS)
+    if family == "arm" and preset is not None:
+        raise UserError(f"preset '{preset}' is for masked diffusion models, and this is an autoregressive one")
     start = {"sampler": "ar", "stop": True} if family == "arm" else {"sampler": "confidence"}
     wanted = {**start, **PRESETS.get(preset or "", {}), **{k: v for k, v in given.items() if v is not None}}
     name, own = spelled(str(wanted.pop("sampler")))
@@ -88,6 +97,8 @@ def _check(how: Sampling, preset: str | None) -> None:
         value = getattr(how, name)
         if value is None and name in ("steps", "block", "top_k"):
             continue
+        if isinstance(value, int) and value > MOST and name != "seed":
+            raise UserError(f"{name} must be at most {MOST:,}, got {value}")
         if isinstance(value, bool) or not isinstance(value, int) or (low is not None and value < low):
             raise UserError(
                 f"{name} must be a whole number{f' of at least {low}' if low is not None else ''}, got {value!r}"
@@ -100,6 +111,10 @@ def _check(how: Sampling, preset: str | None) -> None:
         if not number or not 0 <= value < float("inf") or (most is not None and not 0 < value <= most):
             span = f"more than 0 and at most {most}" if most else "0 or more"
             raise UserError(f"{name} must be {span}, got {value!r}")
+    for name in ("temperature", "order_temperature"):
+        value = getattr(how, name)
+        if value and not TEMPERATURES[0] <= value <= TEMPERATURES[1]:
+            raise UserError(f"{name} must be 0, or from {TEMPERATURES[0]:g} to {TEMPERATURES[1]:g}, got {value}")
     for name, words in {"schedule": SCHEDULES, "judged": JUDGED, "eos": EOS}.items():
         if getattr(how, name) not in words:
             raise unknown(name, str(getattr(how, name)), words)
@@ -110,8 +125,8 @@ def _check(how: Sampling, preset: str | None) -> None:
         return
     if how.order_temperature and SAMPLERS[how.sampler].pick is not top:
         raise UserError(f"order_temperature draws the order of samplers that rank; '{how.sampler}' does not")
-    if how.arguments.get("history", 1) < 1:
-        raise UserError(f"sampler '{how.sampler}' looks back at least 1 step, got history={how.arguments['history']}")
+    if not 1 <= how.arguments.get("history", 1) <= 100:
+        raise UserError(f"sampler '{how.sampler}' looks back 1 to 100 steps, got history={how.arguments['history']}")
     if "background" in how.arguments:
         token_counts(how.arguments["background"])
     _check_blocks(how)

@@ -9,10 +9,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from floatscope.errors import UserError
 from floatscope.models import gguf
 from floatscope.models.families import CAUSAL, Family
-from floatscope.models.load import locate, open_checkpoint, shown_name
+from floatscope.models.load import as_path, empty_module, locate, open_checkpoint, shown_name
 from floatscope.models.model import ModelSpec
+from floatscope.models.said import about, printable, reading
+from floatscope.models.spec import infer
 from floatscope.models.text import Text
 
 
@@ -42,68 +45,63 @@ def describe(
     name: str | Path, *, mask_id: int | None = None, shift: bool | None = None, revision: str | None = None
 ) -> Description:
     """A folder, hub id, twin or .gguf file; refused with the reason if it cannot be opened."""
-    if Path(name).suffix == ".gguf":
-        return _gguf(Path(name).expanduser(), mask_id, shift)
-    folder, commit = locate(str(name), revision, weights=False)
+    with reading(name):
+        path = as_path(name)
+        if path.suffix == ".gguf":
+            return _gguf(path, mask_id, shift)
+        return _folder(name, mask_id, shift, revision)
+
+
+def _folder(name: str | Path, mask_id: int | None, shift: bool | None, revision: str | None) -> Description:
+    folder, commit = locate(name, revision, weights=False)
     here = commit is None
     opened = open_checkpoint(shown_name(name, folder, commit), folder, weights=here, mask_id=mask_id, shift=shift)
-    module, config = opened.empty, opened.empty.config
-    heads = getattr(config, "num_attention_heads", None)
-    width = getattr(config, "hidden_size", None)
-    return Description(
-        spec=replace(opened.spec, revision=commit),
-        opened_as=type(module).__name__,
-        parameters=sum(p.numel() for p in module.parameters()),
-        dtype=opened.folder.dtype if here else _stored_dtype(opened.folder.config),
-        layers=getattr(config, "num_hidden_layers", None),
-        heads=heads,
-        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_dim=getattr(config, "head_dim", None) or (width // heads if width and heads else None),
-        vocabulary=module.get_input_embeddings().num_embeddings,
-        tokens=_names(opened.spec, opened.text),
-        template=opened.text is not None and opened.text.has_template,
-        samplers=_samplers(opened.spec.family),
-        not_watched=_obstacle(module),
-        warnings=_warnings(opened.family, opened.spec, opened.text),
+    spec, dtype = replace(opened.spec, revision=commit), _stored_dtype(opened.folder.config)
+    parameters = sum(p.numel() for p in opened.empty.parameters())
+    return _described(
+        spec, opened.family, opened.empty, opened.text, parameters, opened.folder.dtype if here else dtype
     )
 
 
 def _gguf(path: Path, mask_id: int | None, shift: bool | None) -> Description:
     header = gguf.read_header(path)
-    ids = {role: header.values.get(f"tokenizer.ggml.{role}_token_id") for role in ("bos", "eos", "padding")}
-    kind = "arm" if mask_id is None else "mdm"
-    spec = ModelSpec(
-        path.name,
-        kind,
-        mask_id,
-        shift=CAUSAL.shift if shift is None else shift,
-        layout=CAUSAL.name,
-        bos_id=ids["bos"],
-        eos_id=ids["eos"],
-        pad_id=ids["padding"],
-        context=header.get("context_length"),
-    )
-    heads, width = header.get("attention.head_count"), header.get("embedding_length")
+    config, text = gguf.read_config(path), gguf.read_text(path)
+    with about(path):
+        empty = empty_module(gguf.class_of(config), config)
+        tied = set(getattr(empty, "all_tied_weights_keys", {}))
+        needed = sum(t.numel() for k, t in empty.named_parameters() if k not in tied)
+        if needed > header.parameters:
+            raise UserError(f"tensors are missing: {needed:,} weights are needed, and it holds {header.parameters:,}")
+        spec = infer(path.name, CAUSAL, {}, empty, text, mask_id=mask_id, shift=shift)
+    return _described(spec, CAUSAL, empty, text, header.parameters, None)
+
+
+def _described(
+    spec: ModelSpec, family: Family, module: Any, text: Text | None, parameters: int, dtype: str | None
+) -> Description:
+    config = module.config
+    heads, width = getattr(config, "num_attention_heads", None), getattr(config, "hidden_size", None)
     return Description(
         spec=spec,
-        opened_as=f"transformers' class for {header.architecture}",
-        parameters=header.parameters,
-        dtype=None,
-        layers=header.get("block_count"),
+        opened_as=type(module).__name__,
+        parameters=parameters,
+        dtype=dtype,
+        layers=getattr(config, "num_hidden_layers", None),
         heads=heads,
-        kv_heads=header.get("attention.head_count_kv") or heads,
-        head_dim=header.get("attention.key_length") or (width // heads if width and heads else None),
-        vocabulary=header.values.get("tokenizer.ggml.tokens"),
-        tokens={},
-        template="tokenizer.chat_template" in header.values,
-        samplers=_samplers(kind),
-        not_watched=None,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(config, "head_dim", None) or (width // heads if width and heads else None),
+        vocabulary=module.get_input_embeddings().num_embeddings,
+        tokens=_names(spec, text),
+        template=text is not None and text.has_template,
+        samplers=_samplers(spec.family),
+        not_watched=_obstacle(module),
+        warnings=_warnings(family, spec, text),
     )
 
 
 def _stored_dtype(config: dict[str, Any]) -> str | None:
     named = config.get("torch_dtype") or config.get("dtype")
-    return None if named is None else str(named)
+    return None if named is None else printable(named)
 
 
 def _names(spec: ModelSpec, text: Text | None) -> dict[str, str | None]:
@@ -118,7 +116,9 @@ def _samplers(family: str) -> tuple[str, ...]:
 
 
 def _obstacle(module: Any) -> str | None:
-    """What changes the softmax itself, so that its attention cannot be captured exactly."""
+    """What changes the softmax itself, or computes it where nobody can watch, so that it cannot be captured exactly."""
+    if not (module._supports_attention_backend or module._supports_sdpa):
+        return "it computes its attention, if it has any, in code of its own"
     if getattr(module.config, "attn_logit_softcapping", None):
         return "a soft cap on the attention scores"
     if any(name.endswith(".sinks") for name, _ in module.named_parameters()):

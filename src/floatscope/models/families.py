@@ -16,6 +16,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from floatscope.errors import UserError
+from floatscope.models.said import printable
 
 if TYPE_CHECKING:
     from floatscope.models.text import Text
@@ -48,7 +49,7 @@ LLADA_SIZES = {  # LLaDA's name → Llama's
     "max_sequence_length": "max_position_embeddings",
     "rms_norm_eps": "rms_norm_eps",
 }
-QWEN2_SIZES = (
+PLAIN_SIZES = (  # of a Llama as of a Qwen2
     "vocab_size",
     "hidden_size",
     "intermediate_size",
@@ -66,13 +67,26 @@ LLADA_IS = {  # what makes a LLaDA a Llama; a config that says otherwise describ
     "bias_for_layer_norm": False,
     "block_group_size": 1,
     "block_type": "llama",
+    "clip_qkv": None,
     "include_bias": False,
     "include_qkv_bias": False,
     "input_emb_norm": False,
     "layer_norm_type": "rms",
+    "layer_norm_with_affine": True,
+    "multi_query_attention": None,
     "rope": True,
+    "rope_scaling": None,
     "scale_logits": False,
 }
+LLAMA_IS = {  # the same of a config in Llama's words
+    "attention_bias": False,
+    "hidden_act": "silu",
+    "mlp_bias": False,
+    "pretraining_tp": 1,
+    "rope_scaling": None,
+    "use_sliding_window": False,
+}
+QWEN2_IS = {**LLAMA_IS, "attention_bias": True}  # queries, keys and values have one, whether the config says so or not
 
 
 def llama_key(key: str) -> str:
@@ -93,10 +107,7 @@ def llada_key(key: str) -> str:
 
 def llada_config(config: Config) -> dict[str, Any]:
     """LLaDA's config in Llama's words."""
-    differs = {k: config[k] for k, v in LLADA_IS.items() if k in config and config[k] != v}
-    if differs or config.get("multi_query_attention"):
-        said = ", ".join(f"{k} {v!r} (not {LLADA_IS[k]!r})" for k, v in differs.items()) or "multi_query_attention"
-        raise UserError(f"its config.json asks for {said}: a LLaDA of another build, which is no Llama")
+    _check_build(config, LLADA_IS, "a LLaDA of another build, which is no Llama")
     config = {"max_sequence_length": 4096, **config}
     config["n_kv_heads"] = config.get("n_kv_heads") or config.get("n_heads")
     sizes = _taken(config, LLADA_SIZES)
@@ -113,12 +124,50 @@ def llada_json(llama: Any) -> dict[str, Any]:
 
 def _dream_config(config: Config) -> dict[str, Any]:
     """Dream's config is Qwen2's, but for what its own code adds."""
-    rope = config.get("rope_parameters") or {"rope_type": "default", **_taken(config, {"rope_theta": "rope_theta"})}
-    return {**_taken(config, {n: n for n in QWEN2_SIZES}), "rope_parameters": rope, **_ids(config)}
+    return _plain_config(config, QWEN2_IS, "a Dream of another build, which is no Qwen2")
 
 
 def _illada_config(config: Config) -> dict[str, Any]:
-    return llada_config(config) if "d_model" in config else _dream_config({"tie_word_embeddings": True, **config})
+    if "d_model" in config:
+        return llada_config(config)
+    tied = {"tie_word_embeddings": True, **config}
+    return _plain_config(tied, LLAMA_IS, "an iLLaDA of another build, which is no Llama")
+
+
+def _plain_config(config: Config, build: Config, other: str) -> dict[str, Any]:
+    """A Llama's or Qwen2's own words: the same attention in every layer, rotated the plain way."""
+    sizes, rope = _taken(config, {n: n for n in PLAIN_SIZES}), config.get("rope_parameters")
+    derived = {
+        "head_dim": _quotient(sizes["hidden_size"], sizes["num_attention_heads"]),
+        "layer_types": ["full_attention"] * len(_sequence(config.get("layer_types"))),
+        "rope_parameters": {"rope_type": "default", "rope_theta": _theta(config)},
+    }
+    _check_build(config, {**build, **derived}, other)
+    return {**sizes, "rope_parameters": rope or derived["rope_parameters"], **_ids(config)}
+
+
+def _check_build(config: Config, build: Config, other: str) -> None:
+    """`build` names what the network must be; what a config leaves out or says null of is so."""
+    differs = {k: v for k, v in build.items() if config.get(k) is not None and config[k] != v}
+    if differs:
+        said = ", ".join(f"{k} {printable(repr(config[k]))} (not {v!r})" for k, v in differs.items())
+        raise UserError(f"its config.json asks for {said}: {other}")
+
+
+def _theta(config: Config) -> Any:
+    """The rotation's base, as older configs have it or as transformers 5 writes it."""
+    rope = config.get("rope_parameters")
+    if "rope_theta" not in config and isinstance(rope, dict) and "rope_theta" in rope:
+        return rope["rope_theta"]
+    return _taken(config, {"rope_theta": "rope_theta"})["rope_theta"]
+
+
+def _quotient(width: Any, heads: Any) -> Any:
+    return width // heads if type(width) is int and type(heads) is int and heads > 0 else None
+
+
+def _sequence(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _taken(config: Config, names: Mapping[str, str]) -> dict[str, Any]:
@@ -168,7 +217,6 @@ class Family:
     rename: Callable[[str], str] = str  # a checkpoint's key → the transformers class's
     spare: str = r"(?!)"  # a pattern of tensors of other heads, left unread
     separator: bool = False  # its texts end with a separator token, which must follow the answer
-    counts_from_padding: bool = False  # a text's first position is its padding id + 1
     context: int | None = None  # usable positions; None: those the config names
     note: str = ""  # what a user should know
 
@@ -240,7 +288,6 @@ FAMILIES = (
         mask_comes_from="the tokenizer",
         spare=r"(\w+\.)?pooler\..+",
         separator=True,
-        counts_from_padding=True,
     ),
     Family(
         name="causal",
@@ -289,10 +336,10 @@ def recognise(config: Config, keys: Collection[str] | None) -> tuple[Family, str
     for architecture in _architectures(config):
         for pattern, (name, why) in REFUSED.items():
             if re.fullmatch(pattern, architecture):
-                raise UserError(f"{name} ({architecture}) cannot be opened: {why}")
+                raise UserError(f"{name} ({printable(architecture)}) cannot be opened: {why}")
         for row in FAMILIES:
             match = re.fullmatch(row.architecture, architecture)
-            if match is None or not (keys is None or any(re.fullmatch(row.key, key) for key in keys)):
+            if match is None or not (keys is None or any(re.fullmatch(row.key, key, re.DOTALL) for key in keys)):
                 continue
             becomes = match.expand(row.becomes)
             if row.name != "causal" or becomes in causal_classes():
@@ -303,7 +350,7 @@ def recognise(config: Config, keys: Collection[str] | None) -> tuple[Family, str
 def _architectures(config: Config) -> list[str]:
     named = config.get("architectures")
     if not (isinstance(named, list) and named and all(isinstance(n, str) for n in named)):
-        raise UserError(f"its config.json names no architectures (got {named!r})")
+        raise UserError(f"its config.json names no architectures (got {printable(repr(named))})")
     return named
 
 

@@ -22,6 +22,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from floatscope.errors import UserError
+from floatscope.models.said import printable, reason
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -61,7 +62,7 @@ class Folder:
             sizes[s.dtype] = sizes.get(s.dtype, 0) + s.size
         most = max(sizes, key=sizes.__getitem__)
         if most not in DTYPES:
-            raise UserError(f"{self.path} holds {most} weights; float32, bfloat16, float16 and float64 can be opened")
+            raise UserError(f"{self.path} holds {most} weights; {OPENED}")
         return DTYPES[most]
 
     @property
@@ -80,6 +81,7 @@ class Folder:
 
 
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+OPENED = "float32, bfloat16, float16 and float64 can be opened"
 
 
 def fingerprint(*files: Path) -> str:
@@ -110,11 +112,13 @@ def read_folder(path: Path) -> Folder:
     for file in files:
         for key, tensor in _header(file).items():
             if key in stored:
-                raise UserError(f"{key} is in both {stored[key].file} and {file}; fetch the checkpoint again")
+                both = f"{stored[key].file} and {file}"
+                raise UserError(f"{printable(key)} is in both {both}; fetch the checkpoint again")
             stored[key] = tensor
     for key, name in where.items():
         if key not in stored or stored[key].file.name != name:
-            raise UserError(f"{path / INDEX} says that {key} is in {name}, and it is not; fetch both again")
+            said = f"says that {printable(key)} is in {name}, and it is not"
+            raise UserError(f"{path / INDEX} {said}; fetch both again")
     if not stored:
         raise UserError(f"{files[0]} holds no tensors; fetch it again")
     for name in LAYERS & config.keys():
@@ -134,9 +138,9 @@ def read_config(path: Path) -> dict[str, Any]:
     if not (path / "config.json").is_file():
         raise UserError(f"{path} has no config.json; give a checkpoint folder")
     config = read_json(path / "config.json")
-    if config.get("quantization_config"):
-        quantised = config["quantization_config"]
-        method = quantised.get("quant_method", "unnamed") if isinstance(quantised, dict) else quantised
+    quantised = config.get("quantization_config")
+    if quantised is not None:
+        method = printable(quantised.get("quant_method", "unnamed") if isinstance(quantised, dict) else quantised)
         raise UserError(f"{path} is quantised ({method}), which is not offered; take the unquantised checkpoint")
     return config
 
@@ -146,15 +150,10 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         read = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
-        raise UserError(f"{path} is damaged ({error}); fetch it again") from error
+        raise UserError(f"{path} is damaged ({reason(error)}); fetch it again") from error
     if not isinstance(read, dict):
         raise UserError(f"{path} is damaged (it holds no JSON object); fetch it again")
     return read
-
-
-def first_line(error: BaseException) -> str:
-    """What a library said, short enough for a sentence of ours."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
 def _files(path: Path) -> tuple[tuple[Path, ...], dict[str, str]]:
@@ -186,5 +185,7 @@ def _header(file: Path) -> dict[str, Stored]:
         with safe_open(file, "pt") as opened:
             slices = ((key, opened.get_slice(key)) for key in opened.keys())  # noqa: SIM118
             return {key: Stored(file, tuple(s.get_shape()), s.get_dtype()) for key, s in slices}
+    except PermissionError:
+        raise  # nothing is wrong with the file itself
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{file} is damaged ({error}); fetch it again") from error
+        raise UserError(f"{file} is damaged ({reason(error)}); fetch it again") from error

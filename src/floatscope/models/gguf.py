@@ -10,25 +10,28 @@ LLaDA and Dream files of this kind exist for llama.cpp; transformers does not kn
 from __future__ import annotations
 
 import struct
-from contextlib import redirect_stderr
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from importlib.util import find_spec
 from io import StringIO
 from math import prod
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO
 
 import torch
 from torch import nn
 
 from floatscope.errors import UserError
-from floatscope.models.files import first_line
 from floatscope.models.quiet import quiet
-from floatscope.models.text import Text
+from floatscope.models.said import FAILS, is_rust, listed, printable, reason
+from floatscope.models.text import Text, check_text
 
 REFUSED = {"llada": "LLaDA", "llada-moe": "LLaDA-MoE", "llada2": "LLaDA2", "dream": "Dream", "rnd1": "RND1"}
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
+COUNTS = ("block_count", "context_length", "embedding_length", "attention.head_count")
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Header:
     """What the file says of itself; of its lists only the length is kept."""
 
     values: dict[str, Any]
+    tensors: int
     parameters: int
 
     @property
@@ -55,39 +59,84 @@ def read_header(path: Path) -> Header:
         with path.open("rb") as file:
             header = _parse(file)
     except (struct.error, UnicodeDecodeError, MemoryError, OverflowError, RecursionError, ValueError) as error:
-        raise UserError(f"{path} is no GGUF file, or damaged ({error}); fetch it again") from error
+        raise UserError(f"{path} is no GGUF file, or damaged ({reason(error)}); fetch it again") from error
     if header.architecture in REFUSED:
         raise UserError(
             f"{path} is a {REFUSED[header.architecture]} GGUF ({header.architecture}), which transformers cannot read;"
             " take the safetensors checkpoint"
         )
+    for name in COUNTS:
+        count = header.get(name)
+        if count is not None and not (type(count) is int and count > 0):
+            raise UserError(f"{path} is damaged ({name} {printable(repr(count))} is no number above 0); fetch it again")
+    if (header.get("block_count") or 0) > header.tensors:
+        raise UserError(f"{path} asks for {header.get('block_count')} layers, and there are {header.tensors} tensors")
     return header
 
 
 def read(path: Path, place: str | torch.device, dtype: torch.dtype) -> tuple[nn.Module, Text]:
     """Module and tokenizer; every weight unpacked to `dtype`."""
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    with _alone(path) as where:
+        module, info = AutoModelForCausalLM.from_pretrained(
+            dtype=dtype,
+            device_map=place if isinstance(place, str) else {"": place},
+            quantization_config=GgufConfig(dequantize=True),
+            output_loading_info=True,
+            **where,
+        )
+    bad = {*info["missing_keys"], *info["unexpected_keys"]}
+    if bad:
+        raise UserError(f"{path}: tensors missing or unexpected: {listed(bad)}")
+    return module, read_text(path)
+
+
+def read_config(path: Path) -> Any:
+    """The config of the transformers class that opens it."""
+    from transformers import AutoConfig
+
+    with _alone(path) as where:
+        return AutoConfig.from_pretrained(**where)
+
+
+def read_text(path: Path) -> Text:
+    from transformers import AutoTokenizer
+
+    with _alone(path) as where:
+        text = Text(AutoTokenizer.from_pretrained(**where), path.name)
+    check_text(text, path)
+    return text
+
+
+def class_of(config: Any) -> str:
+    """The causal language model a config describes."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
+
+    if config.model_type not in NAMES:
+        raise UserError(f"transformers has no causal language model for {printable(config.model_type)}")
+    return str(NAMES[config.model_type])
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[dict[str, Any]]:
+    """How transformers finds the file, with nothing beside it: the files of another model are none of its."""
+    from huggingface_hub.errors import StrictDataclassError
+
     if find_spec("gguf") is None:
         raise UserError(f"{path} needs the package gguf; install it with pip install 'floatscope[gguf]'")
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-
-    where = {"gguf_file": path.name, "local_files_only": True, "trust_remote_code": False}
-    try:
-        with quiet(), redirect_stderr(StringIO()):  # its progress bar asks nobody
-            module, info = AutoModelForCausalLM.from_pretrained(
-                str(path.parent),
-                dtype=dtype,
-                device_map=place if isinstance(place, str) else {"": place},
-                quantization_config=GgufConfig(dequantize=True),
-                output_loading_info=True,
-                **where,
-            )
-            text = Text(AutoTokenizer.from_pretrained(str(path.parent), **where), path.name)
-    except (ValueError, TypeError, LookupError, OSError, RuntimeError) as error:
-        raise UserError(f"{path} cannot be opened by transformers ({first_line(error)})") from error
-    bad = sorted({*info["missing_keys"], *info["unexpected_keys"]})
-    if bad:
-        raise UserError(f"{path}: tensors missing or unexpected: {', '.join(bad)}")
-    return module, text
+    with TemporaryDirectory() as folder, quiet(), redirect_stderr(StringIO()):  # its progress bar asks nobody
+        (Path(folder) / path.name).symlink_to(path.resolve())
+        where = {"pretrained_model_name_or_path": folder, "gguf_file": path.name}
+        try:
+            yield {**where, "local_files_only": True, "trust_remote_code": False}
+        except torch.OutOfMemoryError:
+            raise
+        except BaseException as error:
+            if is_rust(error) or isinstance(error, (StrictDataclassError, OSError, *FAILS)):
+                why = reason(error).replace(folder, str(path.parent))
+                raise UserError(f"{path} cannot be opened by transformers ({why})") from error
+            raise
 
 
 def _parse(file: BinaryIO) -> Header:
@@ -100,12 +149,16 @@ def _parse(file: BinaryIO) -> Header:
     for _ in range(values):
         name = _string(file)
         found[name] = _value(file, _take(file, "I"))
-    parameters = 0
+    parameters, last = 0, 0
     for _ in range(tensors):
         _string(file)
         parameters += prod(_take(file, "Q") for _ in range(_take(file, "I")))
-        _take(file, "I"), _take(file, "Q")  # type and offset
-    return Header(found, parameters)
+        _take(file, "I")  # its type
+        last = max(last, _take(file, "Q"))
+    end = file.tell() + last
+    if tensors and file.seek(0, 2) <= end:
+        raise ValueError("it ends before its last tensor")
+    return Header(found, tensors, parameters)
 
 
 def _value(file: BinaryIO, kind: int) -> Any:

@@ -12,8 +12,9 @@ import re
 from pathlib import Path
 
 from floatscope.errors import UserError
-from floatscope.models.files import first_line, read_config
+from floatscope.models.files import read_config
 from floatscope.models.quiet import quiet
+from floatscope.models.said import reason
 
 HUB_ID = r"[\w.-]+/[\w.-]+"
 READ = (
@@ -76,5 +77,5 @@ def _ask(name: str, revision: str | None, how: object, **what: object) -> str:
         raise UserError(f"{at} has no config.json on the hub: no transformers checkpoint") from error
     except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
         raise UserError(
-            f"{at} could not be fetched from the hub ({first_line(error)}); try again, or give a folder"
+            f"{at} could not be fetched from the hub ({reason(error)}); try again, or give a folder"
         ) from error

@@ -10,9 +10,10 @@ refused, and no code of a checkpoint is run unless the user says so.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from importlib.resources import files as resources
 from pathlib import Path
@@ -25,14 +26,16 @@ from torch import nn
 from floatscope.errors import UserError, unknown
 from floatscope.models import gguf, hub, remote
 from floatscope.models.families import CAUSAL, REMOTE, Family, recognise
-from floatscope.models.files import Folder, fingerprint, first_line, read_config, read_folder
+from floatscope.models.files import DTYPES, OPENED, Folder, fingerprint, read_config, read_folder
 from floatscope.models.model import Model, ModelSpec
 from floatscope.models.place import CPU, Place, check_fits, device_of, dtype_of, free_bytes, too_large
+from floatscope.models.probe import probed
 from floatscope.models.quiet import quiet
+from floatscope.models.said import FAILS, about, listed, printable, reading, reason
 from floatscope.models.spec import infer
 from floatscope.models.text import Text, open_text
 
-NOT_OURS = (  # what a config may ask of transformers beyond the network: kernels from the hub, code, other files
+NOT_OURS = (  # what a config may ask of transformers beyond the network: kernels from the hub, code, labels
     "attn_implementation",
     "_attn_implementation",
     "_attn_implementation_internal",
@@ -41,18 +44,33 @@ NOT_OURS = (  # what a config may ask of transformers beyond the network: kernel
     "_experts_implementation",
     "_experts_implementation_internal",
     "auto_map",
+    "chunk_size_feed_forward",
     "custom_generate",
     "distributed_config",
     "dtype",
     "fusion_config",
+    "id2label",
     "kernel_config",
+    "label2id",
+    "num_labels",
     "output_attentions",
     "output_hidden_states",
     "return_dict",
     "torch_dtype",
     "transformers_weights",
     "use_kernels",
+    "written_by",
 )
+SIZES = (  # of which a network has at least one
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+)
+SCALES = ("rope_theta", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps")  # numbers above 0
 
 
 @dataclass(frozen=True)
@@ -80,19 +98,34 @@ def load(
     and float32 on a CPU. device="auto" spreads it over all GPUs. `mask_id` and `shift` overrule what the files say."""
     place, wanted = device_of(device), dtype_of(dtype)
     overrule: dict[str, Any] = {"mask_id": mask_id, "shift": shift}
-    if Path(name).suffix == ".gguf":
-        return _load_gguf(Path(name).expanduser(), place, wanted, **overrule)
-    folder, commit = locate(str(name), revision, trust_remote_code=trust_remote_code)
-    shown = shown_name(name, folder, commit)
-    if trust_remote_code and _unknown(folder):
-        model = _load_remote(shown, folder, place, wanted, **overrule)
-    else:
-        opened = open_checkpoint(shown, folder, **overrule)
-        stored = getattr(torch, opened.folder.dtype)
-        module = _read(opened, place, wanted or (torch.float32 if place == CPU else stored))
-        spec = replace(opened.spec, weights=opened.folder.fingerprint)
-        model = _checked(Model(module, spec, opened.text), opened.family)
-    return replace(model, spec=replace(model.spec, revision=commit))
+    with reading(name):
+        path = as_path(name)
+        if path.suffix == ".gguf":
+            return _load_gguf(path, place, wanted, **overrule)
+        folder, commit = locate(name, revision, trust_remote_code=trust_remote_code)
+        shown = shown_name(name, folder, commit)
+        if trust_remote_code and _unknown(folder):
+            model = _load_remote(shown, folder, place, wanted, **overrule)
+        else:
+            opened = open_checkpoint(shown, folder, **overrule)
+            stored = getattr(torch, opened.folder.dtype)
+            module = _read(opened, place, wanted or (torch.float32 if place == CPU else stored))
+            spec = replace(opened.spec, weights=opened.folder.fingerprint)
+            model = _probed(Model(module, spec, opened.text), folder, place)
+        return replace(model, spec=replace(model.spec, revision=commit))
+
+
+def as_path(name: str | Path) -> Path:
+    """What was given as a path, or a sentence about it."""
+    if not isinstance(name, str | Path) or not str(name) or "\0" in str(name):
+        raise UserError(
+            f"{printable(repr(name))} is no name; give a checkpoint folder, a hub id (org/name), a .gguf file or"
+            " twin:NAME"
+        )
+    try:
+        return Path(name).expanduser()
+    except RuntimeError as error:  # no such user
+        raise UserError(f"{printable(name)} is no folder ({reason(error)}); give the path without ~") from error
 
 
 def _unknown(folder: Path) -> bool:
@@ -107,7 +140,7 @@ def _load_gguf(path: Path, place: Place, dtype: torch.dtype | None, **overrule: 
     module, text = gguf.read(path, place, dtype)
     with about(path):
         spec = infer(path.name, CAUSAL, {}, module, text, **overrule)
-    return _checked(Model(module.eval(), replace(spec, weights=fingerprint(path)), text), CAUSAL)
+    return _probed(Model(module.eval(), replace(spec, weights=fingerprint(path)), text), path, place)
 
 
 def _load_remote(name: str, folder: Path, place: Place, dtype: torch.dtype | None, **overrule: Any) -> Model:
@@ -117,7 +150,17 @@ def _load_remote(name: str, folder: Path, place: Place, dtype: torch.dtype | Non
     row = REMOTE if found.config.get("mask_token_id") is None else replace(REMOTE, kind="mdm", shift=False)
     with about(folder):
         spec = infer(name, row, found.config, module, text, **overrule)
-    return Model(module.eval(), replace(spec, weights=found.fingerprint, remote_code=True), text)
+    spec = replace(spec, weights=found.fingerprint, remote_code=True)
+    return _probed(Model(module.eval(), spec, text), folder, place)
+
+
+def _probed(model: Model, where: Path, place: Place) -> Model:
+    try:
+        with about(where):
+            return probed(model)
+    except torch.OutOfMemoryError as error:
+        parameters = sum(p.numel() for p in model.module.parameters())
+        raise too_large(model.spec.name, parameters, model.dtype, place, free_bytes(place) or 0) from error
 
 
 def shown_name(name: str | Path, folder: Path, commit: str | None) -> str:
@@ -126,12 +169,12 @@ def shown_name(name: str | Path, folder: Path, commit: str | None) -> str:
 
 
 def locate(
-    name: str, revision: str | None = None, *, weights: bool = True, trust_remote_code: bool = False
+    given: str | Path, revision: str | None = None, *, weights: bool = True, trust_remote_code: bool = False
 ) -> tuple[Path, str | None]:
     """The folder behind a name, and the commit of a hub checkpoint, fetched with its weights or without."""
+    path, name = as_path(given), str(given)
     if name.startswith("twin:"):
         return _twin(name.removeprefix("twin:")), None
-    path = Path(name).expanduser()
     if path.exists() or not hub.is_hub_id(name):
         if revision is not None:
             raise UserError(f"revision={revision!r} belongs to a hub id, and {name} is none")
@@ -162,19 +205,21 @@ def open_checkpoint(
     with about(path):
         found = recognise(folder.config, folder.stored if weights else None)
         if found is None:
-            raise _stranger(folder.config)
+            raise _stranger(folder.config, folder.stored if weights else {})
         family, becomes = found
         config = _transformers(family, becomes, folder.config)
         text = open_text(path, separator=family.separator)
-        empty = _empty(becomes, config)
+        empty = empty_module(becomes, config)
         if weights:
             _check_tensors(folder, family, empty)
         spec = infer(name, family, folder.config, empty, text, mask_id=mask_id, shift=shift)
     return Opened(folder, family, empty, text, spec)
 
 
-def _stranger(config: dict[str, Any]) -> UserError:
-    named = ", ".join(map(str, config.get("architectures") or ["none"]))
+def _stranger(config: dict[str, Any], stored: Mapping[str, Any] | None = None) -> UserError:
+    named = listed(list(map(str, config.get("architectures") or ["none"])))
+    if recognise(config, None) is not None:  # known, but not with these tensors
+        return UserError(f"its tensors are not named as those of {named} are ({listed(stored or {}, 3)})")
     own = "auto_map" in config
     helps = "; it brings code of its own, which runs only with trust_remote_code=True" if own else ""
     return UserError(f"unknown architecture {named} (`floatscope models` lists what can be opened){helps}")
@@ -189,9 +234,31 @@ def _transformers(family: Family, becomes: str, config: dict[str, Any]) -> Any:
     words.pop("model_type", None)  # the class has its own
     try:
         with quiet():
-            return getattr(transformers, becomes).config_class.from_dict(words)
-    except (StrictDataclassError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
-        raise UserError(f"its config.json does not describe a {becomes} ({first_line(error)})") from error
+            made = getattr(transformers, becomes).config_class.from_dict(words)
+    except (StrictDataclassError, *FAILS) as error:
+        raise UserError(f"its config.json does not describe a {becomes} ({reason(error)})") from error
+    _check_config(made)
+    return made
+
+
+def _check_config(config: Any) -> None:
+    """What transformers takes as it comes, and then crashes on or computes nonsense with."""
+    for name in SIZES:
+        size = getattr(config, name, None)
+        if isinstance(size, int) and size < 1:
+            raise UserError(f"its config says {name} {size}, which must be at least 1")
+    rope = getattr(config, "rope_parameters", None)
+    scales = {name: getattr(config, name, None) for name in SCALES} | (rope if isinstance(rope, dict) else {})
+    for name in SCALES:
+        scale = scales[name]
+        if scale is not None and not (type(scale) in (int, float) and math.isfinite(scale) and scale > 0):
+            raise UserError(f"its config says {name} {printable(repr(scale))}, which must be a number above 0")
+    pad, rows = getattr(config, "pad_token_id", None), getattr(config, "vocab_size", None)
+    if isinstance(pad, int) and isinstance(rows, int) and pad >= rows:
+        raise UserError(f"its config says pad_token_id {pad}, and its token ids are 0 … {rows - 1}")
+    kind = getattr(config, "position_embedding_type", None)
+    if kind not in (None, "absolute"):
+        raise UserError(f"its config says position_embedding_type {printable(kind)}, which transformers 5 leaves out")
 
 
 def _network(config: dict[str, Any]) -> dict[str, Any]:
@@ -200,15 +267,15 @@ def _network(config: dict[str, Any]) -> dict[str, Any]:
     return {k: _network(v) if isinstance(v, dict) else v for k, v in kept.items()}
 
 
-def _empty(becomes: str, config: Any) -> nn.Module:
+def empty_module(becomes: str, config: Any) -> nn.Module:
     """The module without weights: names and shapes, no memory."""
     import transformers
 
     try:
         with quiet(), torch.device("meta"):
             empty: nn.Module = getattr(transformers, becomes)(config)
-    except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RuntimeError) as error:
-        raise UserError(f"its config.json does not describe a {becomes} ({first_line(error)})") from error
+    except FAILS as error:
+        raise UserError(f"its config.json does not describe a {becomes} ({reason(error)})") from error
     return empty
 
 
@@ -219,23 +286,46 @@ def _check_tensors(folder: Folder, family: Family, empty: nn.Module) -> None:
     where we know the names ourselves, or where more weights are wanted than are stored; `_read` sees the rest.
     """
     tied = set(getattr(empty, "all_tied_weights_keys", {}))
-    wanted = {k: tuple(t.shape) for k, t in empty.state_dict().items()}
-    stored = {family.rename(k): s for k, s in folder.stored.items() if not re.fullmatch(family.spare, k)}
-    base = getattr(empty, "base_model_prefix", "")  # GPT-2's files leave it out
-    stored = {f"{base}.{k}" if k not in wanted and f"{base}.{k}" in wanted else k: s for k, s in stored.items()}
+    wanted = empty.state_dict()
+    places = _places(folder, family, empty)
+    stored = {place: folder.stored[key] for key, place in places.items()}
+    taken = Counter(places.values())
+    _refuse((), {key for key, place in places.items() if key == place and taken[place] > 1})
     missing, extra = wanted.keys() - stored.keys() - tied, stored.keys() - wanted.keys()
-    wrong = {k: s.shape for k, s in stored.items() if k in wanted and s.shape != wanted[k]}
-    needed = sum(t.numel() for k, t in empty.state_dict().items() if k not in tied)
+    needed = sum(t.numel() for k, t in wanted.items() if k not in tied)
     if family.config or needed > sum(s.size for s in stored.values()):
         _refuse(missing, extra)
-    for key, shape in wrong.items():
-        raise UserError(f"its tensor {key} is {shape}, and its config.json asks for {wanted[key]}")
+    for key, found in stored.items():
+        here = wanted.get(key)
+        if here is not None and found.shape != tuple(here.shape):
+            raise UserError(f"its tensor {key} is {found.shape}, and its config.json asks for {tuple(here.shape)}")
+        is_weight = key.endswith(".weight") if here is None else here.is_floating_point()
+        if is_weight and found.dtype not in DTYPES:
+            raise UserError(f"its tensor {printable(key)} is stored as {found.dtype}; {OPENED}")
 
 
-def _refuse(missing: Any, extra: Any) -> None:
+def _places(folder: Folder, family: Family, empty: nn.Module) -> dict[str, str]:
+    """A stored tensor's key → its name in the module."""
+    wanted = empty.state_dict().keys()
+    base = getattr(empty, "base_model_prefix", "")  # GPT-2's files leave it out
+    renamed = {k: family.rename(k) for k in folder.stored if not re.fullmatch(family.spare, k)}
+    return {k: f"{base}.{n}" if n not in wanted and f"{base}.{n}" in wanted else n for k, n in renamed.items()}
+
+
+def _refuse(missing: Collection[str], extra: Collection[str]) -> None:
     if missing or extra:
-        listed = (", ".join(sorted(names)) or "none" for names in (missing, extra))
-        raise UserError("missing tensors: {}; unexpected tensors: {}".format(*listed))
+        raise UserError(f"missing tensors: {listed(missing)}; unexpected tensors: {listed(extra)}")
+
+
+def _check_ties(opened: Opened, stored: Mapping[str, Any]) -> None:
+    """Weights the config calls one and the same may be stored twice, but not differ."""
+    at = {place: key for key, place in _places(opened.folder, opened.family, opened.empty).items()}
+    for one, other in getattr(opened.empty, "all_tied_weights_keys", {}).items():
+        if one in at and other in at and not torch.equal(stored[at[one]][...], stored[at[other]][...]):
+            raise UserError(
+                f"its config.json ties {one} to {other}, and both are stored and differ; say there which is meant"
+                " (tie_word_embeddings, weight_tying)"
+            )
 
 
 def _read(opened: Opened, place: Place, dtype: torch.dtype) -> nn.Module:
@@ -244,6 +334,7 @@ def _read(opened: Opened, place: Place, dtype: torch.dtype) -> nn.Module:
     check_fits(opened.spec.name, folder.parameters, dtype, place)
     try:
         with quiet(), folder.tensors() as stored, about(folder.path):
+            _check_ties(opened, stored)
             lazy = {family.rename(k): t for k, t in stored.items() if not re.fullmatch(family.spare, k)}
             module, info = type(opened.empty).from_pretrained(
                 None,
@@ -260,34 +351,8 @@ def _read(opened: Opened, place: Place, dtype: torch.dtype) -> nn.Module:
     except torch.OutOfMemoryError as error:
         raise too_large(opened.spec.name, folder.parameters, dtype, place, free_bytes(place) or 0) from error
     except SafetensorError as error:
-        raise UserError(f"{folder.path} is damaged ({error}); fetch it again") from error
+        raise UserError(f"{folder.path} is damaged ({reason(error)}); fetch it again") from error
     if place == "auto" and any(p.device.type != "cuda" for p in module.parameters()):  # the rest was left on the host
         raise too_large(opened.spec.name, folder.parameters, dtype, place, free_bytes(place) or 0)
     done: nn.Module = module.eval()
     return done
-
-
-def _checked(model: Model, family: Family) -> Model:
-    """A causal model that is to denoise must really drop its causal mask when it is told to."""
-    if family.kind != "arm" or model.spec.family != "mdm":
-        return model
-    tokens = torch.zeros(2, 8, dtype=torch.long, device=model.device)
-    tokens[1, -1] = 1
-    with torch.inference_mode():
-        first = model.module(input_ids=tokens, is_causal=False, use_cache=False).logits[:, 0]
-    if torch.equal(first[0], first[1]):
-        raise UserError(
-            f"{model.spec.name} keeps its causal mask whatever it is told ({type(model.module).__name__}), so it cannot"
-            " denoise; open it without mask_id="
-        )
-    return model
-
-
-@contextmanager
-def about(where: object) -> Iterator[None]:
-    """What is wrong in a checkpoint is said of that checkpoint."""
-    try:
-        yield
-    except UserError as error:
-        said = str(error)
-        raise (error if str(where) in said else UserError(f"{where}: {said}")) from error.__cause__

@@ -8,6 +8,7 @@ Padding gets its own positions: a sample's first valid token is position 0, wher
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from inspect import Parameter, signature
@@ -42,6 +43,8 @@ class ModelSpec:
     revision: str | None = None  # commit of a hub checkpoint
     weights: str | None = None  # fingerprint of the files
     remote_code: bool = False  # the checkpoint's own code was run because the user said so
+    cache: bool = True  # its keys and values may be kept; False: a cache would change its answers (see probe.py)
+    padding: bool = True  # samples of several lengths may be decoded together; False: padding would change its answers
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -55,6 +58,14 @@ class Model:
     spec: ModelSpec
     text: Text | None = None  # the tokenizer; None: prompts are token ids
 
+    def __repr__(self) -> str:
+        kind = "masked diffusion" if self.spec.family == "mdm" else "autoregressive"
+        layers = getattr(getattr(self.module, "config", None), "num_hidden_layers", None)
+        parameters = sum(p.numel() for p in self.module.parameters())
+        parts = [kind, *([] if layers is None else [f"{layers} layers"]), f"{parameters:,} parameters"]
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"Model({self.spec.name}: {', '.join(parts)}, {dtype} on {self.device})"
+
     @property
     def device(self) -> torch.device:
         return next(self.module.parameters()).device
@@ -64,33 +75,44 @@ class Model:
         return next(p.dtype for p in self.module.parameters() if p.is_floating_point())
 
     @property
+    def facts(self) -> dict[str, Any]:
+        """What a trace says of the model it was made with."""
+        names = ("family", "layout", "mask_id", "shift", "revision", "weights", "remote_code")
+        known = {name: getattr(self.spec, name) for name in names}
+        return {"model": self.spec.name, **known, "dtype": str(self.dtype).removeprefix("torch.")}
+
+    @property
     def vocabulary(self) -> int:
         """How many token ids the model takes."""
         return int(self.module.get_input_embeddings().num_embeddings)  # type: ignore[operator]
 
     def forward(self, canvas: CanvasState, rows: slice | None = None) -> Float[Tensor, "batch row vocabulary"]:
         """Logits of `rows` (default: all), every position computed anew."""
-        extra = {"is_causal": self.spec.family == "arm", "use_cache": False}
+        extra = {"use_cache": False, **({"is_causal": False} if self.spec.family == "mdm" else {})}
         return self._logits(canvas, 0, slice(0, canvas.tokens.shape[1]) if rows is None else rows, extra)
 
-    def cached(self) -> Cached:
-        """A forward that keeps keys and values from call to call: only a causal model's never change."""
+    def cached(self) -> Callable[[CanvasState, slice], Tensor]:
+        """A forward that keeps keys and values from call to call: only a causal model's never change. Where a cache
+        would be wrong (a recurrent network has none of this kind), every call computes the whole canvas."""
         if self.spec.family != "arm":
             raise UserError(f"{self.spec.name} looks both ways, so its keys and values change at every step: no cache")
-        return Cached(self)
+        return Cached(self) if self.spec.cache else self.forward
 
     def _logits(self, canvas: CanvasState, start: int, rows: slice, extra: dict[str, Any]) -> Tensor:
         """Run the positions from `start` on; `rows` are positions of the canvas."""
         valid = canvas.valid
         wanted: dict[str, Any] = {**extra, "attention_mask": valid.long()}
-        if "position_ids" in self._takes:
+        placed = "position_ids" in self._takes
+        if not (placed and self.spec.padding) and not bool(valid[:, 0].all()):
+            why = (
+                "answers otherwise when it is padded"
+                if placed
+                else "takes no position_ids, so padding would move its positions"
+            )
+            raise UserError(f"{self.spec.name} {why}; decode prompts of one length together")
+        if placed:
             positions = (valid.long().cumsum(-1) - 1).clamp_min(0) + self.spec.first_position
             wanted["position_ids"] = positions[:, start:]
-        elif not bool(valid[:, 0].all()):
-            raise UserError(
-                f"{self.spec.name} takes no position_ids, so padding would move its positions; decode prompts of one"
-                " length together"
-            )
         rows = slice(rows.start - start, rows.stop - start)
         keep = "logits_to_keep" in self._takes
         if keep:  # a number or an index, says transformers; a slice is an index that copies nothing

@@ -8,6 +8,8 @@ The tokenizer is real and small: the 256 bytes and the special tokens of the fam
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +18,11 @@ from typing import Any
 import torch
 
 from floatscope.errors import UserError, unknown
-from floatscope.models.write import write_checkpoint
+from floatscope.models.files import read_json
+from floatscope.models.write import tensors_of, write_checkpoint
 
+MARK = {"written_by": "floatscope.write_random"}  # in config.json
+WRITTEN = ("model*.safetensors*", "*token*.json", "vocab.json", "merges.txt", "chat_template.jinja")
 SPREAD = 0.3  # of the random weights: at a real initialiser's 0.02 so small a model attends to everything alike
 SHAPE = {"width": 64, "layers": 6, "heads": 4, "kv_heads": 4, "ffn": 192, "vocabulary": 512, "context": 4096}
 
@@ -50,13 +55,13 @@ def write_random(folder: str | Path, layout: str = "llada", seed: int = 0, shard
     A vocabulary too small for the tokenizer gets none: its last id is then the mask, the one before ends a text.
     """
     if layout not in KINDS:
-        raise unknown("layout", layout, KINDS)
-    for name, value in shape.items():
+        raise unknown("layout", str(layout), KINDS)
+    for name in shape:
         if name not in SHAPE:
             raise unknown("size of a random checkpoint", name, SHAPE)
-        if value < 1:
-            raise UserError(f"{name} must be at least 1, got {value}")
-    kind, sizes = KINDS[layout], {**SHAPE, **shape}
+    sizes = {**SHAPE, "kv_heads": shape.get("heads", SHAPE["heads"]), **shape}
+    _check(sizes, seed, shards, layout)
+    kind = KINDS[layout]
     tokenizer: Any = _tokenizer(kind)
     if len(tokenizer) > sizes["vocabulary"]:
         tokenizer, last = None, sizes["vocabulary"] - 1
@@ -70,7 +75,32 @@ def write_random(folder: str | Path, layout: str = "llada", seed: int = 0, shard
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = kind.build(sizes, {"initializer_range": SPREAD, "tie_word_embeddings": False})
-    return write_checkpoint(folder, module, kind.writes, tokenizer=tokenizer, ids=ids, shards=shards)
+    tensors_of(module, kind.writes, shards)  # nothing is touched before all is known to be right
+    _claim(Path(folder))
+    return write_checkpoint(folder, module, kind.writes, tokenizer=tokenizer, ids={**ids, **MARK}, shards=shards)
+
+
+def _check(sizes: dict[str, int], seed: int, shards: int, layout: str) -> None:
+    for name, value in {**sizes, "shards": shards, "seed": seed}.items():
+        least = {"vocabulary": 2, "seed": 0, "shards": -math.inf}.get(name, 1)  # shards: as there are tensors
+        if type(value) is not int or value < least or value >= 2**63:
+            raise UserError(f"{name} must be a whole number of at least {max(least, 0)}, got {value!r}")
+    width, heads, kv_heads = sizes["width"], sizes["heads"], sizes["kv_heads"]
+    if width % heads or heads % kv_heads:
+        raise UserError(f"width {width}, heads {heads}, kv_heads {kv_heads}: each must be a multiple of the next")
+    if layout != "bert" and width // heads % 2:
+        raise UserError(f"width {width} of {heads} heads: each head takes {width // heads}, which must be even")
+
+
+def _claim(folder: Path) -> None:
+    """A new or empty folder, or one written here before, whose files are then cleared away."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        folder.mkdir(parents=True, exist_ok=True)
+    elif not (folder / "config.json").is_file() or not MARK.items() <= read_json(folder / "config.json").items():
+        raise UserError(f"{folder} holds other files, which would be overwritten; give a new or empty folder")
+    for file in {file for pattern in WRITTEN for file in folder.glob(pattern)}:
+        file.unlink()
+    (folder / "config.json").write_text(json.dumps(MARK))  # ours from now on, also if the writing is broken off
 
 
 def _tokenizer(kind: Kind) -> Any:

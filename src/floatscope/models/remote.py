@@ -15,7 +15,8 @@ from torch import nn
 
 from floatscope.errors import UserError
 from floatscope.models.quiet import quiet
-from floatscope.models.text import Text, open_text
+from floatscope.models.said import FAILS, listed, reason
+from floatscope.models.text import Text, open_text, refuse_foreign_code
 
 CLASSES = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModel")  # the first that the checkpoint offers
 
@@ -25,6 +26,7 @@ def read(
 ) -> tuple[nn.Module, Text | None]:
     """Module and tokenizer by the checkpoint's code; missing and unexpected tensors are refused here too."""
     import transformers
+    from huggingface_hub.errors import StrictDataclassError
 
     offered = config.get("auto_map")
     name = next((n for n in CLASSES if isinstance(offered, dict) and n in offered), None)
@@ -32,17 +34,23 @@ def read(
         raise UserError(
             f"{folder} brings no model code (auto_map in its config.json names none of {', '.join(CLASSES)})"
         )
-    with quiet():
-        module, info = getattr(transformers, name).from_pretrained(
-            str(folder),
-            trust_remote_code=True,
-            local_files_only=True,
-            use_safetensors=True,
-            dtype=dtype,
-            device_map=place if isinstance(place, str) else {"": place},
-            output_loading_info=True,
-        )
-    bad = sorted({*info["missing_keys"], *info["unexpected_keys"]})
+    refuse_foreign_code(folder / "config.json", offered)
+    try:
+        with quiet():
+            module, info = getattr(transformers, name).from_pretrained(
+                str(folder),
+                trust_remote_code=True,
+                local_files_only=True,
+                use_safetensors=True,
+                dtype=dtype,
+                device_map=place if isinstance(place, str) else {"": place},
+                output_loading_info=True,
+            )
+    except torch.OutOfMemoryError:
+        raise
+    except (StrictDataclassError, ImportError, OSError, SyntaxError, *FAILS) as error:
+        raise UserError(f"the code of {folder} failed ({reason(error)})") from error
+    bad = {*info["missing_keys"], *info["unexpected_keys"]}
     if bad:
-        raise UserError(f"{folder}: tensors missing or unexpected: {', '.join(bad)}")
+        raise UserError(f"{folder}: tensors missing or unexpected: {listed(bad)}")
     return module, open_text(folder, trust_remote_code=True)

@@ -19,15 +19,18 @@ from types import FrameType
 from typing import Any
 
 from floatscope.errors import UserError
-from floatscope.models.files import first_line, read_json
+from floatscope.models.files import read_json
 from floatscope.models.quiet import quiet
+from floatscope.models.said import FAILS, is_rust, printable, reason
 
 Messages = Sequence[Mapping[str, str]]
 
 VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model")
+TEMPLATE = "chat_template.jinja"
 ASIDE = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<turn|>", "<|end|>")
 TEMPLATE_SECONDS = 5.0  # a chat template is a program, and may not end
+TEMPLATE_LENGTH = 4_000_000  # characters; the tokenizer would die of a much longer text, and the process with it
 BROKEN = "\ufffd"  # what an unfinished character decodes to
 
 
@@ -36,6 +39,10 @@ class Text:
 
     def __init__(self, tokenizer: Any, name: str = "the tokenizer", separator: bool = False) -> None:
         self._tokenizer, self._name, self._separator = tokenizer, name, separator
+
+    def __repr__(self) -> str:
+        template = "with a" if self.has_template else "without a"
+        return f"Text({self._name}: {len(self._vocabulary):,} tokens, {template} chat template)"
 
     @property
     def tokenizer(self) -> Any:
@@ -57,7 +64,7 @@ class Text:
                 raise UserError(
                     "messages are encoded through the chat template; set chat=True, or give the text itself"
                 )
-            ids: list[int] = self._tokenizer(prompt, verbose=False)["input_ids"]
+            ids = self._ids(prompt)
             end = len(ids) - len(self._trailing)
             return ids[:end] if tuple(ids[end:]) == self._trailing else ids
         if not self.has_template:
@@ -65,10 +72,7 @@ class Text:
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
         if not messages or any({"role", "content"} - m.keys() for m in messages):
             raise UserError("messages are [{'role': 'user', 'content': '…'}, …], at least one of them")
-        encoded: list[int] = self._tokenizer(self._render(messages), add_special_tokens=False, verbose=False)[
-            "input_ids"
-        ]
-        return encoded
+        return self._ids(self._render(messages), add_special_tokens=False)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text, special tokens left out, spaces as they are."""
@@ -123,6 +127,17 @@ class Text:
         """One more than the largest id."""
         return max(self._tokens, default=-1) + 1
 
+    @property
+    def lacking_bytes(self) -> frozenset[str]:
+        """Of a byte-level tokenizer without a token for the unknown, the bytes it would silently drop."""
+        from tokenizers import pre_tokenizers
+
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        if backend is None or getattr(backend.model, "unk_token", None) is not None:
+            return frozenset()
+        whole = pre_tokenizers.ByteLevel.alphabet() if "ByteLevel" in repr(backend.pre_tokenizer) else []
+        return frozenset(byte for byte in whole if byte not in self._vocabulary)
+
     def _named(self, kind: str) -> int | None:
         token = getattr(self._tokenizer, f"{kind}_token", None)
         return None if token is None else self.id_of(str(token))
@@ -145,19 +160,31 @@ class Text:
                 said = self._tokenizer.decode(ids[start:whole], clean_up_tokenization_spaces=False)
         return shown
 
+    def _ids(self, text: str, **how: bool) -> list[int]:
+        try:
+            ids: list[int] = self._tokenizer(text, verbose=False, **how)["input_ids"]
+        except BaseException as error:
+            if is_rust(error) or isinstance(error, (TypeError, ValueError)):  # no valid text, or its own rules loop
+                raise UserError(f"the tokenizer of {self._name} cannot read this text ({reason(error)})") from error
+            raise
+        return ids
+
     def _render(self, messages: list[dict[str, str]]) -> str:
         from jinja2 import TemplateError
 
         try:
+            _refuse_powers(self._tokenizer.chat_template)
             with _at_most(TEMPLATE_SECONDS):
                 text: str = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            if len(text) > TEMPLATE_LENGTH:
+                raise ValueError(f"it wrote {len(text):,} characters, of which {TEMPLATE_LENGTH:,} are allowed")
         except _Endless:
             raise UserError(
                 f"the chat template of {self._name} did not end within {TEMPLATE_SECONDS:.0f} s; encode with chat=False"
             ) from None
-        except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
+        except (TemplateError, MemoryError, SyntaxError, *FAILS) as error:  # RecursionError is a RuntimeError
             raise UserError(
-                f"the chat template of {self._name} failed ({first_line(error)}); encode with chat=False"
+                f"the chat template of {self._name} failed ({reason(error)}); encode with chat=False"
             ) from error
         return text
 
@@ -193,29 +220,72 @@ def open_text(folder: Path, separator: bool = False, trust_remote_code: bool = F
         return None
     settings = {name: read_json(folder / name) for name in ASIDE if (folder / name).is_file()}
     about = settings.get("tokenizer_config.json", {})
+    if trust_remote_code:
+        refuse_foreign_code(folder / "tokenizer_config.json", about.get("auto_map"))
     kind = _tokenizer_class(there, about.get("tokenizer_class"))
+    try:
+        if (folder / TEMPLATE).is_file():
+            (folder / TEMPLATE).read_bytes().decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{folder / TEMPLATE} is damaged ({reason(error)}); fetch it again") from error
     try:
         with quiet():
             tokenizer = kind.from_pretrained(str(folder), local_files_only=True, trust_remote_code=trust_remote_code)
-            text = Text(tokenizer, name=str(folder), separator=separator)
-            _check_ids(text, about.get("added_tokens_decoder") or {})
     except ImportError as error:
-        raise UserError(f"{folder / there[0]} cannot be read without another package ({first_line(error)})") from error
+        raise UserError(f"{folder / there[0]} cannot be read without another package ({reason(error)})") from error
     except BaseException as error:
-        # The tokenizers library raises plain Exceptions, and its Rust code panics as a BaseException.
-        if isinstance(error, (KeyboardInterrupt, SystemExit, MemoryError)):
+        if isinstance(error, PermissionError) or not (is_rust(error) or isinstance(error, (OSError, *FAILS))):
             raise
-        raise UserError(f"{folder / there[0]} is damaged ({first_line(error)}); fetch it again") from error
+        if about.get("auto_map") and not trust_remote_code and kind.__name__ == "AutoTokenizer":
+            raise UserError(f"{folder / there[0]} is read by code of its own, which is not run") from error
+        if _is_sound(folder / there[0]):
+            raise UserError(f"{folder / 'tokenizer_config.json'} does not fit ({reason(error)})") from error
+        raise UserError(f"{folder / there[0]} is damaged ({reason(error)}); fetch it again") from error
+    text = Text(tokenizer, name=str(folder), separator=separator)
+    check_text(text, folder / there[0], _declared(folder / there[0], about))
     return text
 
 
-def _check_ids(text: Text, declared: Mapping[str, Mapping[str, Any]]) -> None:
-    """A tokenizer that opens may still be wrong: a vocabulary cut short moves every added token to another id."""
-    for i, token in declared.items():
-        if text.id_of(token["content"]) != int(i):
-            raise ValueError(f"{token['content']} should be {i} and is {text.id_of(token['content'])}")
-    if not text.encode("a"):
-        raise ValueError("it has no tokens for a text")
+def refuse_foreign_code(file: Path, auto_map: object) -> None:
+    """Trust in a checkpoint's code is none in that of another repository, which "org/name--module.Class" fetches."""
+    named = auto_map.values() if isinstance(auto_map, dict) else []
+    for name in (n for value in named for n in (value if isinstance(value, list) else [value])):
+        if name is not None and (not isinstance(name, str) or "--" in name):
+            raise UserError(f"{file} asks for code that is not in its folder ({printable(name)}), which is not run")
+
+
+def _declared(file: Path, about: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """The tokens added to a vocabulary and the ids they are meant to have."""
+    added = read_json(file).get("added_tokens") or [] if file.name == "tokenizer.json" else []
+    try:
+        decoder = (about.get("added_tokens_decoder") or {}).items()
+        return [(t["content"], int(i)) for i, t in decoder] + [(t["content"], int(t["id"])) for t in added]
+    except FAILS as error:
+        raise UserError(f"{file} is damaged (its added tokens: {reason(error)}); fetch it again") from error
+
+
+def check_text(text: Text, file: Path, declared: Sequence[tuple[str, int]] = ()) -> None:
+    """A tokenizer that opens may still be wrong: a vocabulary cut short moves every added token to another id, and a
+    byte without a token would be left out of every text."""
+    wrong = [f"{t} should be {i} and is {text.id_of(t)}" for t, i in declared if text.id_of(t) != i]
+    if not wrong and (lacking := text.lacking_bytes):
+        wrong = [f"{len(lacking)} of the 256 bytes have no token"]
+    if not wrong and not text.encode("a"):
+        wrong = ["it has no tokens for a text"]
+    if wrong:
+        raise UserError(f"{file} is damaged ({printable(wrong[0])}); fetch it again")
+
+
+def _is_sound(file: Path) -> bool:
+    """Whether the vocabulary itself opens, so that the settings beside it are wrong."""
+    from tokenizers import Tokenizer
+
+    try:
+        return file.name == "tokenizer.json" and Tokenizer.from_file(str(file)) is not None
+    except BaseException as error:
+        if is_rust(error) or isinstance(error, FAILS):
+            return False
+        raise
 
 
 def _tokenizer_class(there: Sequence[str], named: object) -> Any:
@@ -227,6 +297,19 @@ def _tokenizer_class(there: Sequence[str], named: object) -> Any:
     if named in ("DreamTokenizer", "Qwen2Tokenizer", "Qwen2TokenizerFast"):
         return Qwen2Tokenizer
     return AutoTokenizer
+
+
+def _refuse_powers(template: object) -> None:
+    """A power is one operation of the interpreter, which nobody can stop: 10**7 to the 10**7 takes hours."""
+    from jinja2 import Environment
+
+    if not isinstance(template, str):
+        return
+    before = ""
+    for _, kind, value in Environment().lex(template):
+        if kind == "operator" and value == "**" and before not in ("(", ","):  # there it hands on arguments
+            raise ValueError("it asks for a power")
+        before = before if kind == "whitespace" else value
 
 
 class _Endless(BaseException):

@@ -49,19 +49,12 @@ def write_checkpoint(
     layout: str = "native",
     *,
     tokenizer: Any = None,
-    ids: Mapping[str, int] | None = None,
+    ids: Mapping[str, int | str] | None = None,
     shards: int = 1,
 ) -> Path:
-    """Write `module` in a layout of `LAYOUTS`; `ids` are the token ids its config names (mask_token_id, …)."""
-    if layout not in LAYOUTS:
-        raise unknown("layout", layout, LAYOUTS)
-    how, folder = LAYOUTS[layout], Path(folder)
-    if how.of and type(module).__name__ != how.of:
-        raise UserError(f"the layout '{layout}' is written from a {how.of}, got {type(module).__name__}")
-    tied = getattr(module, "all_tied_weights_keys", {})
-    tensors = {how.key(k): t.detach().cpu().contiguous() for k, t in module.state_dict().items() if k not in tied}
-    if not 1 <= shards <= len(tensors):
-        raise UserError(f"{shards} shards for {len(tensors)} tensors; give 1 to {len(tensors)}")
+    """Write `module` in a layout of `LAYOUTS`; `ids` is what its config names beside the network (mask_token_id, …)."""
+    tensors, folder = tensors_of(module, layout, shards), Path(folder)
+    how = LAYOUTS[layout]
     folder.mkdir(parents=True, exist_ok=True)
     _write_weights(folder, tensors, shards)
     dtype = str(next(module.parameters()).dtype).removeprefix("torch.")
@@ -71,6 +64,20 @@ def write_checkpoint(
     if tokenizer is not None:
         how.tokenizer(tokenizer, folder)
     return folder
+
+
+def tensors_of(module: nn.Module, layout: str, shards: int = 1) -> dict[str, Tensor]:
+    """What is written of `module`, by the layout's keys, once it is clear that it can be."""
+    if layout not in LAYOUTS:
+        raise unknown("layout", layout, LAYOUTS)
+    how = LAYOUTS[layout]
+    if how.of and type(module).__name__ != how.of:
+        raise UserError(f"the layout '{layout}' is written from a {how.of}, got {type(module).__name__}")
+    tied = getattr(module, "all_tied_weights_keys", {})
+    tensors = {how.key(k): t.detach().cpu().contiguous() for k, t in module.state_dict().items() if k not in tied}
+    if not 1 <= shards <= len(tensors):
+        raise UserError(f"{shards} shards for {len(tensors)} tensors; give 1 to {len(tensors)}")
+    return tensors
 
 
 def _write_weights(folder: Path, tensors: dict[str, Tensor], shards: int) -> None:
@@ -132,4 +139,5 @@ LAYOUTS = {
 def _dream(config: Any) -> dict[str, Any]:
     """Qwen2's words, with the rotation's base where Dream's config has it."""
     theirs = _own(config)
-    return {**theirs, "rope_theta": theirs.pop("rope_parameters")["rope_theta"]}
+    theta = theirs.pop("rope_parameters")["rope_theta"]
+    return {**theirs, "rope_theta": theta}

@@ -36,7 +36,7 @@ def valid_span(states: Array, sample: str) -> tuple[int, int]:
 def cut(brought: Brought, axes: Mapping[str, tuple[str, ...]], b: int, start: int, stop: int) -> Piece:
     """The piece sample `b` adds to its trace; its `commit_step` and `queries` depend on its past and are not here."""
     mine = np.flatnonzero(brought.owner == b)
-    block = np.where(brought.block[b] < 0, -1, brought.block[b] - start)
+    block = np.where(brought.block[b] < 0, -1, (brought.block[b] - start).clip(0))
     piece: Piece = {
         "tokens": brought.tokens[b, None, start:stop],
         "states": brought.states[b, None, start:stop],

@@ -29,7 +29,7 @@ OWN: dict[str, Field] = {
     "commit_position": Field(("commit",), "int32", "summary", "the position written"),
     "commit_row": Field(("commit",), "int32", "summary", "the query row that decided it"),
     "commit_token": Field(("commit",), "int32", "summary", "the token written"),
-    "commit_confidence": Field(("commit",), "float32", "summary", "the sampler's confidence in it"),
+    "commit_confidence": Field(("commit",), "float32", "summary", "its probability, as it was judged"),
     "region_member": Field(("key", "region"), "bool", "summary", "which keys a region holds, at the last step"),
     "tokens_after": Field(
         ("position",), "int32", "summary", "the canvas after the last step; one longer than `key` if it grew"

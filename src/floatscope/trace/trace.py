@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from floatscope.capture.fields import ELIGIBLE
 from floatscope.errors import UserError, unknown
@@ -62,7 +62,7 @@ class Trace:
             axis: n for name in self.arrays for axis, n in zip(self.axes[name], self.arrays[name].shape, strict=True)
         }
         shape = ", ".join(f"{axis} {sizes[axis]}" for axis in ("step", "layer", "key", "commit") if axis in sizes)
-        return f"Trace('{self.sample}': {shape}; {', '.join(self.arrays)})"
+        return f"Trace('{self.sample}': {shape}; {len(self.arrays)} arrays)"
 
     def received(
         self,
@@ -117,8 +117,20 @@ class Trace:
         over_layers: Array = r.mean(1).astype(np.float32)
         return over_layers
 
+    def top_key(
+        self, layer: int | None = None, group: str = "all", head: int | None = None, view: str = "prefix"
+    ) -> Int[np.ndarray, " step"]:
+        """The eligible key of largest lift at each step; −1 where the group has no rows."""
+        lift = self.received(layer, group, "lift", head, view, eligible=True)
+        ranked = np.where(np.isnan(lift), -np.inf, lift)
+        top: Array = np.where(np.isfinite(ranked).any(1), ranked.argmax(1), -1)
+        return top
+
     def to_xarray(self) -> xr.Dataset:
-        """The same arrays under the same names: `ds.received.sel(layer=3, group="all").argmax("key")`."""
+        """The same arrays under the same names, as stored: of a cached model each step's new rows.
+
+        `ds.received.sel(layer=3, group="masked").mean("step")`; `key` beyond a step's canvas is NaN.
+        """
         import xarray as xr
 
         coords: dict[str, Any] = {axis: list(names) for axis, names in self.coords.items() if axis != "layer"}

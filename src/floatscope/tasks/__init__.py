@@ -1,0 +1,1 @@
+"""Data files → samples; predictions → scores."""

@@ -1,0 +1,119 @@
+"""A training that was broken off: weights, optimizer and progress, in small pieces, never half-written.
+
+    save(folder, module, optimizer, progress, recipe, kind)
+    progress = restore(folder, module, optimizer, recipe, kind)      # None: there is nothing to go on from
+
+A checkpoint is a folder `step-NNNNNN` of safetensors pieces of at most 15 MB, so that a run can move between machines.
+It gets its name when it is whole; the one before is removed after.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from floatscope.errors import UserError
+from floatscope.twins.train import Progress, Recipe
+
+PIECE = 15 * 1000**2
+
+
+def save(
+    folder: Path, module: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, recipe: Recipe, kind: str
+) -> Path:
+    """Write the state of a training; returns the checkpoint's folder."""
+    name = f"step-{progress.step:06}"
+    part = folder / f"{name}.part"
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        part.mkdir(parents=True)
+        for i, piece in enumerate(_pieces(_state(module, optimizer))):
+            save_file(piece, part / f"piece-{i:02}.safetensors")
+        told = {"kind": kind, "recipe": recipe.as_json, "step": progress.step, "losses": progress.losses}
+        (part / "progress.json").write_text(json.dumps(told))
+        shutil.rmtree(folder / name, ignore_errors=True)
+        part.rename(folder / name)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(part, ignore_errors=True)
+        raise UserError(f"cannot write the checkpoint to {folder}: {error}; the one before is kept") from error
+    for other in _checkpoints(folder):
+        if other.name != name:
+            shutil.rmtree(other)
+    return folder / name
+
+
+def restore(
+    folder: Path, module: nn.Module, optimizer: torch.optim.Optimizer, recipe: Recipe, kind: str
+) -> Progress | None:
+    """Put the latest checkpoint's state into the module and the optimizer."""
+    found = _checkpoints(folder)
+    if not found:
+        return None
+    at = found[-1]
+    try:
+        told = json.loads((at / "progress.json").read_text())
+        stored: dict[str, Tensor] = {}
+        for piece in sorted(at.glob("piece-*.safetensors")):
+            stored |= load_file(piece)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UserError(f"the checkpoint {at} is damaged ({error}); remove it to begin again") from error
+    if (told["kind"], told["recipe"]) != (kind, recipe.as_json):
+        what = f"{told['kind']}, {_differs(told['recipe'], recipe)}"
+        raise UserError(f"{at} is of another training ({what}); use another --out")
+    wanted = _state(module, optimizer, told["step"])
+    if stored.keys() != wanted.keys():
+        lost = sorted(wanted.keys() ^ stored.keys())
+        said = f"the checkpoint {at} lacks or adds {len(lost)} tensors, such as {lost[0]}"
+        raise UserError(f"{said}; remove it to begin again")
+    with torch.no_grad():
+        for name, tensor in wanted.items():
+            tensor.copy_(_joined(stored[name], tensor))
+    return Progress(told["step"], [(int(s), float(a), float(b)) for s, a, b in told["losses"]])
+
+
+def _state(module: nn.Module, optimizer: torch.optim.Optimizer, step: int | None = None) -> dict[str, Tensor]:
+    """Everything by name; with `step` an optimizer that has not run yet gets room for its state."""
+    state: dict[str, Tensor] = {f"weight.{name}": p.data for name, p in module.named_parameters()}
+    for name, p in module.named_parameters():
+        own: dict[str, Any] = optimizer.state[p]
+        if step is not None and not own:
+            own["step"] = torch.tensor(float(step), device=p.device if optimizer.defaults.get("fused") else "cpu")
+            own["exp_avg"], own["exp_avg_sq"] = torch.zeros_like(p), torch.zeros_like(p)
+        for moment in ("exp_avg", "exp_avg_sq"):
+            if moment in own:
+                state[f"{moment}.{name}"] = own[moment]
+    return state
+
+
+def _joined(stored: Tensor, like: Tensor) -> Tensor:
+    return stored.to(like.device).reshape(like.shape)
+
+
+def _pieces(state: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+    """Tensors in order, as many to a piece as fit."""
+    pieces: list[dict[str, Tensor]] = [{}]
+    room = PIECE
+    for name, tensor in state.items():
+        size = tensor.numel() * tensor.element_size()
+        if size > room and pieces[-1]:
+            pieces.append({})
+            room = PIECE
+        pieces[-1][name] = tensor.detach().cpu().contiguous()
+        room -= size
+    return pieces
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.glob("step-*") if p.is_dir() and p.suffix != ".part")
+
+
+def _differs(then: dict[str, Any], now: Recipe) -> str:
+    changed = {k: (then.get(k), v) for k, v in now.as_json.items() if then.get(k) != v}
+    return ", ".join(f"{k} {a}, not {b}" for k, (a, b) in changed.items()) or "the same recipe"
