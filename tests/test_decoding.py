@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -471,3 +472,17 @@ def test_seeds_decide_nothing_but_the_weights(llada):
     one, other = (fs.decode(llada, PROMPTS, new_tokens=4, steps=2, watch=fs.Watch()).traces for _ in range(2))
     for a, b in zip(one, other, strict=True):
         same(a, b, 0, 0)
+
+
+def test_an_arm_that_cannot_keep_its_keys_shows_all_rows_at_every_step():
+    """The same numbers, watched with a cache or without one."""
+    with_cache = model_of("arm")
+    without = fs.Model(with_cache.module, replace(with_cache.spec, cache=False))
+    go = {"new_tokens": 5, "stop": False, "watch": fs.Watch()}
+    one, other = (fs.decode(model, PROMPTS, **go) for model in (with_cache, without))
+    assert torch.equal(one.tokens, other.tokens)
+    assert (one.meta["rows"], other.meta["rows"]) == ("cache", "all")
+    for a, b in zip(one.traces, other.traces, strict=True):
+        for group in ("all", "committed", "predicting"):
+            for scale in ("mean", "lift"):
+                np.testing.assert_allclose(a.received(1, group, scale), b.received(1, group, scale), 1e-3, 1e-5)

@@ -299,7 +299,8 @@ def _finished(decoding: Decoding) -> CanvasState:
 def _facts(model: Model, how: Sampling, watch: Watch | None) -> dict[str, Any]:
     """What a result depends on besides the prompt."""
     facts = {**model.facts, **how.as_json}
-    facts |= {"rows": "cache" if model.spec.family == "arm" else "all", "state": "step"}
+    cached = model.spec.family == "arm" and model.spec.cache
+    facts |= {"rows": "cache" if cached else "all", "state": "step"}
     return facts | ({} if watch is None else {"fields": list(watch.names)})
 
 
