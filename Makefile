@@ -23,6 +23,7 @@ lint: $(READY)
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/watch_cost.py
+	$(BIN)/python benchmarks/decode_speed.py
 	$(BIN)/python benchmarks/accuracy.py
 
 $(VENV)/.bench: $(READY)
