@@ -10,8 +10,10 @@ import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
 import floatscope as fs
+from floatscope.cli.main import app
 
 PROMPT = "What floats?\nAnd what sinks?"
 
@@ -110,8 +112,8 @@ def test_a_terminal_shows_the_canvas_being_filled(folders):
     ],
 )
 def test_a_mistake_gets_one_sentence(folders, words, said):
-    done = run(str(folders / "llada"), "--prompt", "hello", *words)
-    assert done.returncode == 2
+    done = CliRunner().invoke(app, ["decode", str(folders / "llada"), "--prompt", "hello", *words])
+    assert done.exit_code == 2
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
