@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
+import os
+import signal
 from dataclasses import replace
 from random import Random
 
@@ -212,6 +214,21 @@ def test_a_training_that_is_done_opens_like_any_checkpoint(tmp_path, prepared):
     assert layouts["mdm"] == ("llada", "mdm", False)
     assert layouts["mdm-adapted"] == ("dream", "mdm", True)
     assert list(legs.leg(folder, [], tiny, minutes=5.0, device="cpu")) == []
+
+
+def test_an_interrupted_leg_keeps_what_was_trained(tmp_path, prepared):
+    tiny = {kind: replace(recipe, steps=150, batch=2) for kind, recipe in SMALL.items()}
+    folder = tmp_path / "twins"
+    folder.mkdir()
+    (folder / "material").symlink_to(prepared.folder)
+    leg = legs.leg(folder, [], tiny, minutes=5.0, device="cpu")
+    assert next(leg).step == 100
+    os.kill(os.getpid(), signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        next(leg)
+    assert [p.name for p in (folder / "arm").iterdir()] == ["step-000100"]
+    first = next(legs.leg(folder, [], tiny, minutes=5.0, device="cpu"))
+    assert (first.kind, first.step, first.finished) == ("arm", 150, True)
 
 
 def test_the_adapted_twin_begins_with_the_arm(tmp_path, prepared):

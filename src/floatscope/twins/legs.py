@@ -8,9 +8,11 @@ A leg ends when its time is over. The same call again, here or on a machine the 
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,24 +22,13 @@ from torch import nn
 
 from floatscope.errors import UserError
 from floatscope.models import write_checkpoint
+from floatscope.models.families import PLAIN_SIZES
 from floatscope.twins.checkpoint import restore, save
 from floatscope.twins.material import Material, batches, prepare
 from floatscope.twins.train import KINDS, Progress, Recipe, new_module, optimizer_for, train_steps
 
 LAYOUTS = {"arm": "native", "mdm": "llada", "mdm-adapted": "dream"}
 SAVE_EVERY = 120.0  # seconds
-SHARED = (  # what a Llama's and a Qwen2's config have in common
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "max_position_embeddings",
-    "rms_norm_eps",
-    "rope_parameters",
-    "tie_word_embeddings",
-)
 
 
 @dataclass(frozen=True)
@@ -93,8 +84,12 @@ def _train(
     optimizer = optimizer_for(module, recipe)
     progress = restore(folder / kind, module, optimizer, recipe, kind) or Progress(0, [])
     began, start, saved = time.monotonic(), progress.step, time.monotonic()
-    with closing(batches(material, recipe, progress.step, workers)) as rows:
-        steps = train_steps(module, optimizer, recipe, kind, rows, progress, lambda: time.monotonic() > ends, compiled)
+    with closing(batches(material, recipe, progress.step, workers)) as rows, _interrupts() as interrupted:
+
+        def over() -> bool:
+            return bool(interrupted) or time.monotonic() > ends
+
+        steps = train_steps(module, optimizer, recipe, kind, rows, progress, over, compiled)
         for _ in steps:
             if time.monotonic() - saved > SAVE_EVERY:
                 save(folder / kind, module, optimizer, progress, recipe, kind)
@@ -102,9 +97,31 @@ def _train(
             rate = (progress.step - start) * recipe.batch * recipe.length / (time.monotonic() - began)
             yield _told(kind, progress, recipe, rate)
     save(folder / kind, module, optimizer, progress, recipe, kind)
+    if interrupted:
+        raise KeyboardInterrupt
     if progress.step >= recipe.steps:
         write_twin(folder / "models" / kind, module, kind, recipe, material)
         yield _told(kind, progress, recipe, 0.0, finished=True)
+
+
+@contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """Ctrl-C ends the step that runs, so that it can be saved; a second one ends at once."""
+    met: list[int] = []
+
+    def meet(number: int, _: object) -> None:
+        if met:
+            raise KeyboardInterrupt
+        met.append(number)
+
+    if threading.current_thread() is not threading.main_thread():  # which alone may handle signals
+        yield met
+        return
+    before = signal.signal(signal.SIGINT, meet)
+    try:
+        yield met
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def write_twin(folder: Path, module: nn.Module, kind: str, recipe: Recipe, material: Material) -> None:
@@ -125,7 +142,7 @@ def _as_qwen2(llama: Any) -> nn.Module:
     """The same network in Qwen2's words: its biases are zero."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    own = {name: getattr(llama.config, name) for name in SHARED}
+    own = {name: getattr(llama.config, name) for name in (*PLAIN_SIZES, "rope_parameters")}
     qwen: Any = Qwen2ForCausalLM(Qwen2Config(**own)).to(torch.bfloat16)
     missing, unexpected = qwen.load_state_dict(llama.state_dict(), strict=False)
     assert not unexpected

@@ -91,7 +91,7 @@ def make_rows(
 
 
 def _text(writer: Writer, text: np.ndarray, fixed: World, passages: int) -> None:
-    room = min(writer.length - len(writer.tokens), writer.rng.randint(64, writer.length))
+    room = min(writer.length - len(writer.tokens), writer.rng.randint(min(64, writer.length), writer.length))
     start = writer.rng.randrange(max(1, len(text) - room))
     writer.put(text[start : start + room].tolist(), TEXT)
 

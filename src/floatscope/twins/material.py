@@ -11,6 +11,7 @@ import gzip
 import hashlib
 import json
 import lzma
+import signal
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -142,6 +143,7 @@ _maker: _Maker | None = None  # of a worker process
 
 def _begin(material: Material, recipe: Recipe) -> None:
     global _maker
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that trains; it ends its workers
     _maker = _Maker(material, recipe)
 
 
