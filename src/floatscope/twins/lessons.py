@@ -17,6 +17,7 @@ import numpy as np
 
 from floatscope.twins.words import Words
 from floatscope.twins.world import (
+    HOPS,
     Sample,
     World,
     ask,
@@ -33,8 +34,10 @@ from floatscope.twins.world import (
 TEXT, CONTEXT, ANSWER, TAIL = range(4)
 """What a token is: of a text, of what an answer is asked from, of an answer, an end of text after it."""
 
-SHARES = {"text": 0.2, "lesson": 0.58, "told": 0.03, "closed": 0.1, "contradicted": 0.03, "few-shot": 0.06}
-LONGEST_TAIL = 10
+SHARES = {"text": 0.2, "lesson": 0.57, "told": 0.03, "closed": 0.08, "contradicted": 0.03, "few-shot": 0.09}
+TAIL_BELOW, LONG_TAIL_BELOW = 10, 33
+LONG_TAIL = 0.15  # how often a tail is a long one
+QUESTION_FIRST = 0.12  # how often a question stands before its passages
 
 
 @dataclass(frozen=True)
@@ -43,10 +46,11 @@ class Rows:
     roles: np.ndarray  # [row, length] uint8
 
 
-def prompt_of(sample: Sample) -> str:
+def prompt_of(sample: Sample, question_first: bool = False) -> str:
     """The prompt a question is asked with, here and in evaluation."""
     told = "".join(f"Document {i}: {p.text}\n" for i, p in enumerate(sample.passages, 1))
-    return f"{told}Question: {sample.question}\nAnswer:"
+    asked = f"Question: {sample.question}\n"
+    return f"{asked}{told}Answer:" if question_first else f"{told}{asked}Answer:"
 
 
 class Writer:
@@ -67,7 +71,8 @@ class Writer:
 
     def answer(self, text: str) -> None:
         self.put([*self.words(f" {text}"), self.words.eos], ANSWER)
-        self.put([self.words.eos] * self.rng.randrange(LONGEST_TAIL), TAIL)
+        below = LONG_TAIL_BELOW if self.rng.random() < LONG_TAIL else TAIL_BELOW
+        self.put([self.words.eos] * self.rng.randrange(below), TAIL)
 
     def ask(self, sample: Sample) -> None:
         self.put(self.words(f"Question: {sample.question}\nAnswer:"), CONTEXT)
@@ -105,22 +110,28 @@ def _lesson(writer: Writer, text: np.ndarray, fixed: World, passages: int) -> No
 
 
 def _contradicted(writer: Writer, text: np.ndarray, fixed: World, passages: int) -> None:
-    writer.put(writer.words(prompt_of(sample := contradicted(fixed, writer.rng, "", passages))), CONTEXT)
+    sample = contradicted(fixed, writer.rng, "", writer.rng.randint(1, passages))
+    writer.put(writer.words(prompt_of(sample)), CONTEXT)
     writer.answer(sample.answers[0])
 
 
 def _taught(writer: Writer, world: World, first: Sample) -> None:
     """The sample, then questions on whatever else its passages tell."""
     rng = writer.rng
-    writer.put(writer.words(prompt_of(first)), CONTEXT)
+    writer.put(writer.words(prompt_of(first, rng.random() < QUESTION_FIRST)), CONTEXT)
     writer.answer(first.answers[0])
-    facts = [(p.title, relation) for p in first.passages for relation in p.relations]
-    rng.shuffle(facts)
-    for name, relation in facts[: rng.randint(1, 8)]:
+    told = {p.title: p.relations for p in first.passages}
+    questions = [(world.person(name), relation, name) for name in told for relation in told[name]]
+    for name in told:
+        if "teacher" in told[name]:
+            teacher = world.person(world.person(name).facts["teacher"])
+            known = (relation for relation in told.get(teacher.name, ()) if relation in HOPS)
+            questions += [(teacher, relation, f"the teacher of {name}") for relation in known]
+    rng.shuffle(questions)
+    for person, relation, called in questions[: rng.randint(1, 8)]:
         if writer.full:
             return
-        person = world.person(name)
-        writer.ask(Sample("", ask(person, relation, rng), (person.facts[relation],)))
+        writer.ask(Sample("", ask(person, relation, rng, called), (person.facts[relation],)))
 
 
 def _told(writer: Writer, text: np.ndarray, fixed: World, passages: int) -> None:
@@ -137,7 +148,13 @@ def _closed(writer: Writer, text: np.ndarray, fixed: World, passages: int) -> No
 
 
 def _few_shot(writer: Writer, text: np.ndarray, fixed: World, passages: int) -> None:
-    writer.ask(few_shot(writer.rng, "", writer.rng.randint(1, 6)))
+    """Examples of a rule, then several cases of it."""
+    rng = writer.rng
+    first = few_shot(rng, "", rng.randint(1, 6))
+    writer.ask(first)
+    for _ in range(rng.randrange(7)):
+        if not writer.full:
+            writer.ask(few_shot(rng, "", shots=0, rule=first.meta["rule"]))
 
 
 KINDS: dict[str, Callable[[Writer, np.ndarray, World, int], None]] = {

@@ -32,7 +32,7 @@ from floatscope.twins.world import World, few_shot, reading, two_hop
 FIXED = ("fixed", 400)  # the seed and the size of the world that is known by heart
 LEARNT_FROM = 8_000_000  # characters of text the tokenizer is made from
 TOLD = 6000  # and prompts of worlds
-PASSAGES = 6  # the most a lesson has
+PASSAGES = 8  # the most a lesson has
 OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 
 

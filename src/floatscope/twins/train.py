@@ -37,7 +37,7 @@ class Recipe:
     vocabulary: int = 4096
     length: int = 512
     batch: int = 128
-    steps: int = 10000
+    steps: int = 12000
     warmup: int = 300
     peak: float = 1e-3
     decay: float = 0.1
@@ -53,7 +53,7 @@ class Recipe:
         return self.vocabulary - 1
 
 
-RECIPES = {"arm": Recipe(steps=8000), "mdm": Recipe(steps=16000), "mdm-adapted": Recipe(steps=10000)}
+RECIPES = {kind: Recipe() for kind in KINDS}
 _SMALL = {"layers": 2, "width": 64, "heads": 4, "ffn": 96, "vocabulary": 2048, "length": 128, "batch": 8, "warmup": 20}
 TINY = {kind: Recipe(**_SMALL, steps=200) for kind in KINDS}
 

@@ -206,8 +206,8 @@ def passage(person: Person, relations: Sequence[str], rng: Random, gold: str | N
     return Passage(person.name, text, gold is not None, (spans[gold],) if gold else (), tuple(relations))
 
 
-def ask(person: Person, relation: str, rng: Random) -> str:
-    return rng.choice(RELATIONS[relation].asks).replace("{who}", person.name)
+def ask(person: Person, relation: str, rng: Random, called: str = "") -> str:
+    return rng.choice(RELATIONS[relation].asks).replace("{who}", called or person.name)
 
 
 def some_relations(rng: Random, include: Sequence[str] = (), at_most: int = 4) -> list[str]:
@@ -259,7 +259,7 @@ def two_hop(world: World, rng: Random, id: str, passages: int = 5) -> Sample:
         *(passage(p, some_relations(rng, [relation]), rng) for p in cast(world, rng, passages, [person, teacher])[2:]),
     ]
     rng.shuffle(told)
-    question = ask(teacher, relation, rng).replace(teacher.name, f"the teacher of {person.name}")
+    question = ask(teacher, relation, rng, called=f"the teacher of {person.name}")
     meta = {"kind": "two-hop", "relation": relation}
     return Sample(id, question, (teacher.facts[relation],), tuple(told), meta)
 
@@ -297,9 +297,9 @@ RULES = {
 WORDS = (*ANIMALS, *COLOURS, *INSTRUMENTS, *PROFESSIONS)
 
 
-def few_shot(rng: Random, id: str, shots: int = 4) -> Sample:
+def few_shot(rng: Random, id: str, shots: int = 4, rule: str = "") -> Sample:
     """Examples of a rule, then a case: which of three words is meant must be seen from the examples."""
-    rule = rng.choice(list(RULES))
+    rule = rule or rng.choice(list(RULES))
     lines = []
     for _ in range(shots + 1):
         words = rng.sample(WORDS, 3)
