@@ -34,7 +34,7 @@ from floatscope.twins.world import (
 TEXT, CONTEXT, ANSWER, TAIL = range(4)
 """What a token is: of a text, of what an answer is asked from, of an answer, an end of text after it."""
 
-SHARES = {"text": 0.2, "lesson": 0.57, "told": 0.03, "closed": 0.08, "contradicted": 0.03, "few-shot": 0.09}
+SHARES = {"text": 0.19, "lesson": 0.56, "told": 0.03, "closed": 0.07, "contradicted": 0.06, "few-shot": 0.09}
 TAIL_BELOW, LONG_TAIL_BELOW = 10, 33
 LONG_TAIL = 0.15  # how often a tail is a long one
 QUESTION_FIRST = 0.12  # how often a question stands before its passages

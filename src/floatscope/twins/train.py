@@ -33,7 +33,7 @@ class Recipe:
     layers: int = 8
     width: int = 256
     heads: int = 8
-    ffn: int = 704
+    ffn: int = 576
     vocabulary: int = 4096
     length: int = 512
     batch: int = 128
@@ -129,13 +129,10 @@ def masked_loss(
     logits = forward(torch.where(masked, mask_id, tokens))
     if shift:  # row p decides position p + 1; nothing decides the first
         logits, masked, tokens, roles, reading = logits[:, :-1], masked[:, 1:], tokens[:, 1:], roles[:, 1:], reading
-    at = masked.nonzero(as_tuple=True)
-    each = F.cross_entropy(logits[at].float(), tokens[at], reduction="none")
-    of_reading = reading.expand_as(masked)[at]
-    weight = torch.where(of_reading, 0.0, 1 / t.expand_as(masked)[at])
-    diffusion = (each * weight).sum() / (~reading).expand_as(masked).sum().clamp_min(1)
-    answer = roles[at] == ANSWER
-    return diffusion, _mean(each, of_reading & answer) + 0.1 * _mean(each, of_reading & ~answer)
+    each = F.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten(), reduction="none").view_as(masked)
+    diffusion = (each * (masked & ~reading) / t).sum() / (~reading).expand_as(masked).sum().clamp_min(1)
+    asked, answer = masked & reading, roles == ANSWER
+    return diffusion, _mean(each, asked & answer) + 0.1 * _mean(each, asked & ~answer)
 
 
 def _whole_answers(roles: Int[Tensor, "row position"], draw: torch.Generator) -> Bool[Tensor, "row position"]:
@@ -149,7 +146,7 @@ def _whole_answers(roles: Int[Tensor, "row position"], draw: torch.Generator) ->
     return inside & (chosen | tokenwise)
 
 
-def _mean(each: Float[Tensor, " n"], chosen: Bool[Tensor, " n"]) -> Tensor:
+def _mean(each: Float[Tensor, "*n"], chosen: Bool[Tensor, "*n"]) -> Tensor:
     return (each * chosen).sum() / chosen.sum().clamp_min(1)
 
 
@@ -202,9 +199,13 @@ def train_steps(
             yield progress
 
 
-def _forward(module: nn.Module, kind: str, compiled: bool) -> Callable[[Tensor], Tensor]:
-    def forward(tokens: Tensor) -> Tensor:
-        logits: Tensor = module(input_ids=tokens, is_causal=kind == "arm", use_cache=False).logits
+def _forward(module: Any, kind: str, compiled: bool) -> Callable[[Tensor], Tensor]:
+    """Embeddings stay out of the compiled part: its gradient would add a whole batch of masks to one row in turn."""
+    embed = module.get_input_embeddings()
+
+    def forward(embedded: Tensor) -> Tensor:
+        logits: Tensor = module(inputs_embeds=embedded, is_causal=kind == "arm", use_cache=False).logits
         return logits
 
-    return torch.compile(forward) if compiled else forward
+    run = torch.compile(forward) if compiled else forward
+    return lambda tokens: run(embed(tokens))
