@@ -37,6 +37,8 @@ def test_scales_of_one_layer(seed, group):
         np.testing.assert_allclose(trace.received(layer, group, "sum"), 11 * mean, rtol=1e-6)
         with np.errstate(invalid="ignore"):
             np.testing.assert_allclose(trace.received(layer, group, "lift"), mean / uniform, rtol=1e-6)
+        np.testing.assert_array_equal(trace.by_layer(group)[:, layer], mean)
+        np.testing.assert_array_equal(trace.uniform(group)[:, layer], uniform)
 
 
 @seeds
@@ -85,10 +87,14 @@ def test_the_prefix_view_is_the_whole_matrix_so_far(seed, prompt):
             slow = np.array([sum(seen[h, i, j] for h in range(HEADS) for i in range(n)) / HEADS / n for j in range(n)])
             visible = np.stack([seen[0, i] > 0 for i in range(n)])
             uniform = np.array([sum(visible[i, j] / visible[i].sum() for i in range(n)) / n for j in range(n)])
-            for scale, wanted in {"mean": slow, "sum": n * slow, "percent": 100 * slow, "lift": slow / uniform}.items():
+            scales = {"mean": slow, "sum": n * slow, "percent": 100 * slow, "lift": slow / uniform}
+            scales["visible"] = slow * n / visible.sum(0)
+            for scale, wanted in scales.items():
                 found = trace.received(layer, scale=scale, view="prefix")[t]
                 np.testing.assert_allclose(found[:n], wanted, rtol=1e-5, err_msg=scale)
                 assert np.isnan(found[n:]).all()
+                np.testing.assert_array_equal(trace.by_layer(scale=scale)[t, layer], found)
+            np.testing.assert_allclose(trace.uniform()[t, layer, :n], uniform, rtol=1e-5)
         one = trace.received(0, head=1, view="prefix")[t, :n]
         np.testing.assert_allclose(one, whole[0, 1, :n, :n].sum(0) / n, rtol=1e-5)
 
@@ -106,8 +112,10 @@ def traced(keep: str = "heads") -> Trace:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"scale": "lifts"}, r"unknown scale 'lifts' \(did you mean 'lift'\?\); allowed: mean, sum, percent, lift"),
-        ({"scale": "visible"}, "unknown scale 'visible'"),
+        (
+            {"scale": "lifts"},
+            r"unknown scale 'lifts' \(did you mean 'lift'\?\); allowed: mean, sum, percent, visible, lift",
+        ),
         ({"group": "mask"}, r"unknown group 'mask' \(did you mean 'masked'\?\)"),
         ({"view": "rows"}, r"unknown view 'rows' \(did you mean 'row'\?\); allowed: prefix, row"),
         ({"layer": 3}, "layer 3 is not in the trace of 'sample-0', which holds layers 0 to 2"),

@@ -32,6 +32,7 @@ LABELS = {
     "mean": "received attention (mean over rows)",
     "sum": "received attention (sum over rows)",
     "percent": "received attention (%)",
+    "visible": "received attention (mean over rows that see the key)",
     "lift": "lift (1 = uniform attention)",
 }
 NARROW = 200

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-SCALES = ("mean", "sum", "percent", "lift")
+SCALES = ("mean", "sum", "percent", "visible", "lift")
 VIEWS = ("prefix", "row")
 
 
@@ -75,47 +75,64 @@ class Trace:
     ) -> Float[np.ndarray, "step key"]:
         """Received attention r[step, key] of a query group, for one layer or (None) the mean over layers.
 
-        `scale` is one of docs/methods.md: `mean`, `sum` (times the step's number of keys), `percent`, `lift` (over what
-        uniform attention would give under the layer's own mask; for several layers the mean of their lifts).
+        `scale` is one of docs/methods.md: `mean`, `sum` (times the step's number of keys), `percent`, `visible` (mean
+        over the rows that may see the key), `lift` (over what uniform attention would give under the layer's own mask;
+        for several layers the mean of their lifts).
 
         A model with a cache shows its rows one step at a time. The view `prefix` adds up those shown so far, since
         causal rows never change: step t is its whole prefix, as in a model that computes every row anew. The view `row`
         is the rows new in a step alone. Predicting rows are those of their step in both. `eligible=True` leaves NaN
         where too few rows see a key for it to be ranked: the last keys under a causal mask.
         """
+        over_layers: Array = self._scaled(self._layer_rows(layer), group, scale, head, view, eligible).mean(1)
+        return over_layers.astype(np.float32)
+
+    def by_layer(
+        self,
+        group: str = "all",
+        scale: str = "mean",
+        head: int | None = None,
+        view: str = "prefix",
+        eligible: bool = False,
+    ) -> Float[np.ndarray, "step layer key"]:
+        """The same for every layer at once."""
+        each: Array = self._scaled(self._layer_rows(None), group, scale, head, view, eligible)
+        return each.astype(np.float32)
+
+    def uniform(self, group: str = "all", view: str = "prefix") -> Float[np.ndarray, "step layer key"]:
+        """What `by_layer` would be, on the `mean` scale, if every row attended uniformly."""
+        g, running = self._group(group, view)
+        u = self._field("uniform", 'it comes with keep="summary" or more')
+        each: Array = self._so_far(u[:, self.arrays["layer_visibility"], g], group, running)
+        return each.astype(np.float32)
+
+    def _scaled(
+        self, rows: list[int], group: str, scale: str, head: int | None, view: str, eligible: bool
+    ) -> Float[np.ndarray, "step layer key"]:
         if scale not in SCALES:
             raise unknown("scale", scale, SCALES)
-        if view not in VIEWS:
-            raise unknown("view", view, VIEWS)
-        means = self._means(head)  # [step, layer, group, key]
-        if group not in self.coords["group"]:
-            raise unknown("group", group, self.coords["group"])
-        running = view == "prefix" and self.meta.get("rows") == "cache" and group != "predicting"
-        g, rows = self.coords["group"].index(group), self._layer_rows(layer)
-        new = self._new_rows(group) if running else self.arrays["queries"]
-
-        def seen(mean: Array) -> Array:
-            return self._running(mean, new) if running else mean
-
-        r = seen(means[:, rows, g].astype(np.float64))  # [step, layer, key]
-        if scale == "lift":
-            u = self._field("uniform", f"scale 'lift' divides by it; use one of {', '.join(SCALES[:-1])}")
-            with np.errstate(divide="ignore", invalid="ignore"):
-                # A key that no row of the group may see has u = r = 0: its lift is not 0 but undefined.
-                r = r / seen(u[:, self.arrays["layer_visibility"][rows], g].astype(np.float64))
-        else:
-            r = r * {"mean": 1.0, "percent": 100.0, "sum": self.arrays["keys"][:, None, None]}[scale]
+        means = self._means(head)
+        g, running = self._group(group, view)
+        at = self.arrays["layer_visibility"][rows]
+        r = self._so_far(means[:, rows, g], group, running)  # [step, layer, key]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            # A key that no row of the group may see has u = r = 0: its lift is not 0 but undefined.
+            if scale == "lift":
+                u = self._field("uniform", f"scale 'lift' divides by it; use one of {', '.join(SCALES[:3])}")
+                r = r / self._so_far(u[:, at, g], group, running)
+            elif scale == "visible":
+                seen = self._field("seen", f"scale 'visible' divides by it; use one of {', '.join(SCALES[:3])}")
+                r = r * self._count(self._new_rows(group)[:, None, None], running)
+                r = r / self._count(seen[:, at, g], running)
+            else:
+                r = r * {"mean": 1.0, "percent": 100.0, "sum": self.arrays["keys"][:, None, None]}[scale]
         if eligible:
-            at = self.arrays["layer_visibility"][rows]
-            enough = (
-                self._field("eligible", "eligible=True reads it; leave it out")[:, at, g] == 1
-            )  # [step, layer, key]
+            enough = self._field("eligible", "eligible=True reads it; leave it out")[:, at, g] == 1
             if running:
-                rows_so_far = new.cumsum()[:, None, None]
-                enough = self.arrays["seen"][:, at, g].clip(0).cumsum(0) >= rows_so_far.clip(1, ELIGIBLE)
+                rows_so_far = self._count(self._new_rows(group)[:, None, None], running)
+                enough = self._count(self.arrays["seen"][:, at, g], running) >= rows_so_far.clip(1, ELIGIBLE)
             r = np.where(enough, r, np.nan)
-        over_layers: Array = r.mean(1).astype(np.float32)
-        return over_layers
+        return r
 
     def top_key(
         self, layer: int | None = None, group: str = "all", head: int | None = None, view: str = "prefix"
@@ -182,8 +199,20 @@ class Trace:
             raise UserError(f"head {head} is not in the trace of '{self.sample}', which holds heads 0 to {heads - 1}")
         return per_head[:, :, head]
 
+    def _group(self, group: str, view: str) -> tuple[int, bool]:
+        """The group's number, and whether its rows are added up over the steps."""
+        if view not in VIEWS:
+            raise unknown("view", view, VIEWS)
+        if group not in self.coords["group"]:
+            raise unknown("group", group, self.coords["group"])
+        running = view == "prefix" and self.meta.get("rows") == "cache" and group != "predicting"
+        return self.coords["group"].index(group), running
+
     def _new_rows(self, group: str) -> Array:
         """How many rows of the group each step adds; the rows new in a step are the last of its keys."""
+        if group == "predicting":
+            decided = set(zip(self.arrays["commit_step"].tolist(), self.arrays["commit_row"].tolist(), strict=True))
+            return np.bincount([step for step, _ in decided], minlength=len(self.arrays["keys"]))
         state = {"masked": State.MASKED, "committed": State.COMMITTED}.get(group)
         if state is None:
             return self.arrays["queries"]
@@ -193,9 +222,15 @@ class Trace:
         counts: Array = (new & (self.arrays["states"] == state)).sum(1)
         return counts
 
-    def _running(self, mean: Array, new: Array) -> Array:
-        """Σ n_t·mean_t / Σ n_t over the steps so far, n_t the rows new at step t; NaN before there are any."""
-        n = new.astype(np.float64)[:, None, None]
+    def _count(self, new: Array, running: bool) -> Array:
+        counted: Array = new.clip(0).cumsum(0) if running else new.clip(0)
+        return counted
+
+    def _so_far(self, mean: Array, group: str, running: bool) -> Array:
+        """As it is, or over the steps so far Σ n_t·mean_t / Σ n_t, n_t the rows new at step t; NaN before any."""
+        if not running:
+            return mean.astype(np.float64)
+        n = self._new_rows(group).astype(np.float64)[:, None, None]
         there = (np.arange(mean.shape[-1]) < self.arrays["keys"][:, None])[:, None]  # [step, 1, key]
         # A row gave exactly 0 to the keys that came after it, though its own step holds NaN there.
         total = np.cumsum(np.where(there & (n > 0), n * mean, 0.0), 0)
