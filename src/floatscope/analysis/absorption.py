@@ -1,0 +1,66 @@
+"""Absorption: how much of a layer's attention a few keys take, beside what uniform attention would give them.
+
+    absorption(run)                      # a row per sample, layer and set of keys, mean over steps
+    absorption(run, per_step=True)       # and per step
+
+Sets: `first` key (whether or not it is a bos), the `top` key by lift, the `top 5`, and the `anchors` a detector finds.
+`percent` is of all attention (mean over heads and rows), `uniform` the same were it uniform, `lift` their ratio.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Bool
+
+from floatscope.analysis.look import Look, looks
+from floatscope.trace import Trace
+
+SETS = ("first", "top", "top 5", "anchors")
+
+
+def absorption(traces: Iterable[Trace], detector: str = "zscore", per_step: bool = False) -> pd.DataFrame:
+    return pd.concat([of(look, per_step) for look in looks(traces, detector)], ignore_index=True)
+
+
+def of(look: Look, per_step: bool = False) -> pd.DataFrame:
+    """Of one sample. The lift of a layer is that of its percentages, not a mean of lifts."""
+    tables = []
+    for name, chosen in _sets(look).items():
+        percent = 100 * np.nansum(np.where(chosen, look.received, 0), -1)  # [step, layer]
+        uniform = 100 * np.nansum(np.where(chosen, look.uniform, 0), -1)
+        steps = np.arange(look.steps)
+        if not per_step:
+            percent, uniform, steps = percent.mean(0, keepdims=True), uniform.mean(0, keepdims=True), steps[:1]
+        tables.append(
+            pd.DataFrame(
+                {
+                    "sample": look.sample,
+                    "step": np.repeat(steps, len(look.layers)),
+                    "layer": np.tile(look.layers, len(steps)),
+                    "depth": np.tile(look.depth, len(steps)),
+                    "set": name,
+                    "percent": percent.ravel(),
+                    "uniform": uniform.ravel(),
+                }
+            )
+        )
+    table = pd.concat(tables, ignore_index=True)
+    table["lift"] = (table["percent"] / table["uniform"]).where(table["uniform"] > 0)
+    return table if per_step else table.drop(columns="step")
+
+
+def _sets(look: Look) -> dict[str, Bool[np.ndarray, "step layer key"]]:
+    ranked = np.where(np.isnan(look.lift), -np.inf, look.lift)
+    five = np.zeros(ranked.shape, bool)
+    np.put_along_axis(five, np.argsort(-ranked, -1, kind="stable")[..., :5], True, -1)
+    key = np.arange(ranked.shape[-1])
+    first = np.broadcast_to(key == 0, ranked.shape)
+    return {
+        "first": first,
+        "top": key == look.top[..., None],
+        "top 5": five & np.isfinite(look.lift),
+        "anchors": look.anchors,
+    }

@@ -1,0 +1,172 @@
+"""Detectors: which keys are anchors. Each names its scale, and says so when it cannot fire.
+
+    detect(trace, "zscore")                        # bool [step, layer, key]
+    detect(trace, "rulli(eps=3, scale='lift')")
+    detect(trace, "topk(k=5)")
+
+| detector | an anchor is |
+|---|---|
+| `zscore(k=3, scale="lift")` | above mean + k standard deviations of the eligible keys |
+| `rulli(eps=3, scale="lift")` | above the mean of the other keys + eps |
+| `gu(eps=0.3)` | given more than eps by the average row that sees it |
+| `topk(k=5)` | one of the k keys of largest lift |
+| `soft(k=2, alpha=5)` | likelier than not by a sigmoid, over the sum of all layers, heads and rows |
+| `af_absorption` | the largest key; of an autoregressive model the first: what a published script does |
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from floatscope.errors import UserError, unknown
+from floatscope.spelling import arguments, spelled
+from floatscope.trace import Trace
+
+FLAT = 1e-4
+"""Keys that differ by less than this share of their mean differ by rounding: there is nothing to detect."""
+
+Found = Bool[np.ndarray, "step layer key"]
+Values = Float[np.ndarray, "step layer key"]
+
+
+@dataclass(frozen=True)
+class Detector:
+    name: str
+    given: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        said = ", ".join(f"{name}={value!r}" for name, value in self.given.items())
+        return f"{self.name}({said})" if said else self.name
+
+    @property
+    def scale(self) -> str:
+        """What it looks at."""
+        return str(self.given.get("scale", RULES[self.name].scale))
+
+
+@dataclass(frozen=True)
+class Rule:
+    scale: str
+    defaults: Mapping[str, Any]
+    find: Callable[[Trace, Mapping[str, Any]], Found]
+
+
+def detector(text: str | Detector) -> Detector:
+    """A detector as people write it, with its arguments filled in."""
+    if isinstance(text, Detector):
+        return text
+    name, given = spelled(text)
+    if name not in RULES:
+        raise unknown("detector", name, RULES)
+    return Detector(name, arguments("detector", name, given, RULES[name].defaults))
+
+
+def detect(trace: Trace, by: str | Detector = "zscore") -> Found:
+    """The anchors of every step and layer, of the mean over heads. One that cannot fire here is refused."""
+    chosen = detector(by)
+    return RULES[chosen.name].find(trace, chosen.given)
+
+
+def highest_z(keys: int) -> float:
+    """No z-score of so many numbers is larger."""
+    return math.sqrt(max(0, keys - 1))
+
+
+def z_threshold(k: float, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
+    """mean + k·std; infinite where the keys are all alike."""
+    return np.where(std <= FLAT * np.abs(mean), np.inf, mean + k * std)
+
+
+def refuse_k(k: float, keys: int) -> None:
+    if k >= highest_z(keys):
+        raise UserError(
+            f"zscore(k={k:g}) cannot fire on {keys} keys, where no z-score exceeds √{keys - 1} ="
+            f" {highest_z(keys):.2f}; use a smaller k, or longer texts"
+        )
+
+
+def refuse_eps(eps: float, scale: str, keys: int) -> None:
+    most = {"mean": 1.0, "visible": 1.0, "percent": 100.0}.get(scale, float(keys))
+    if eps >= most:
+        raise UserError(
+            f"rulli(eps={eps:g}) cannot fire on the scale '{scale}', where no key exceeds {most:g}; use a smaller eps"
+        )
+
+
+def _zscore(trace: Trace, given: Mapping[str, Any]) -> Found:
+    values = trace.by_layer(scale=given["scale"], eligible=True)
+    refuse_k(given["k"], int(np.isfinite(values).sum(-1).max(initial=0)))
+    mean, std = _moments(values)
+    return values > z_threshold(given["k"], mean, std)
+
+
+def _rulli(trace: Trace, given: Mapping[str, Any]) -> Found:
+    values = trace.by_layer(scale=given["scale"], eligible=True)
+    n = np.isfinite(values).sum(-1, keepdims=True)
+    refuse_eps(given["eps"], given["scale"], int(n.max(initial=0)))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        others = (np.nansum(values, -1, keepdims=True) - values) / (n - 1)
+        return values > others + given["eps"]
+
+
+def _gu(trace: Trace, given: Mapping[str, Any]) -> Found:
+    if given["eps"] >= 1:
+        raise UserError(f"gu(eps={given['eps']:g}) cannot fire: no row gives a key more than 1; use a smaller eps")
+    return trace.by_layer(scale="visible", eligible=True) > given["eps"]
+
+
+def _topk(trace: Trace, given: Mapping[str, Any]) -> Found:
+    if given["k"] < 1:
+        raise UserError(f"topk takes at least one key, got k={given['k']}")
+    lift = trace.by_layer(scale="lift", eligible=True)
+    ranked = np.where(np.isnan(lift), -np.inf, lift)
+    order = np.argsort(-ranked, axis=-1, kind="stable")[..., : given["k"]]
+    found = np.zeros(lift.shape, bool)
+    np.put_along_axis(found, order, True, axis=-1)
+    return found & np.isfinite(lift)
+
+
+def _soft(trace: Trace, given: Mapping[str, Any]) -> Found:
+    weight = soft_weights(trace, given["k"], given["alpha"]) > 0.5
+    return np.repeat(weight[:, None], len(trace.arrays["layers"]), axis=1)
+
+
+def soft_weights(trace: Trace, k: float = 2.0, alpha: float = 5.0) -> Float[np.ndarray, "step key"]:
+    """sigmoid(alpha · (m − (mean + k·std))), m what a key receives from all layers, heads and rows together."""
+    heads = trace.arrays["head_stats"].shape[2]
+    each = trace.by_layer(scale="mean", eligible=True).astype(np.float64)
+    m = each.sum(1, keepdims=True) * heads * trace.arrays["keys"][:, None, None]
+    mean, std = _moments(m)
+    with np.errstate(over="ignore"):
+        weights: np.ndarray = 1 / (1 + np.exp(-alpha * (m - z_threshold(k, mean, std))))
+    return np.nan_to_num(weights[:, 0])
+
+
+def _af_absorption(trace: Trace, given: Mapping[str, Any]) -> Found:
+    received = trace.by_layer(scale="mean")
+    ranked = np.where(np.isnan(received), -np.inf, received)
+    top = np.zeros(ranked.shape[:2], int) if trace.meta.get("family") == "arm" else ranked.argmax(-1)
+    return (np.arange(received.shape[-1]) == top[..., None]) & np.isfinite(received)
+
+
+def _moments(values: Values) -> tuple[np.ndarray, np.ndarray]:
+    n = np.isfinite(values).sum(-1, keepdims=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean = np.nansum(values, -1, keepdims=True) / n
+        return mean, np.sqrt(np.nansum((values - mean) ** 2, -1, keepdims=True) / n)
+
+
+RULES = {
+    "zscore": Rule("lift", {"k": 3.0, "scale": "lift"}, _zscore),
+    "rulli": Rule("lift", {"eps": 3.0, "scale": "lift"}, _rulli),
+    "gu": Rule("visible", {"eps": 0.3}, _gu),
+    "topk": Rule("lift", {"k": 5}, _topk),
+    "soft": Rule("sum over layers, heads and rows", {"k": 2.0, "alpha": 5.0}, _soft),
+    "af_absorption": Rule("mean", {}, _af_absorption),
+}

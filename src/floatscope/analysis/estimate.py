@@ -1,0 +1,96 @@
+"""From one row per sample to a mean with its 95 % interval, and to paired differences between models.
+
+    table = absorption(run)                                             # a row per sample, layer and set
+    estimate(table, "lift", by=["layer", "set"])                        # mean, std, low, high, n
+    estimate([control_0, control_1], "lift", by=["layer", "set"])       # several controls: seeds are drawn as well
+    difference(table, [control_0, control_1], "lift", by=["layer"])     # on the samples both have
+
+Intervals are bootstrapped over samples: what was measured on these texts might have been measured on others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+
+from floatscope.errors import UserError
+
+DRAWS = 2000
+Tables: TypeAlias = "pd.DataFrame | Sequence[pd.DataFrame]"
+
+
+def estimate(tables: Tables, value: str, by: Sequence[str] = ()) -> pd.DataFrame:
+    """A row per cell of `by`: mean, standard deviation over samples, interval, number of samples that have one."""
+    cube, cells, samples = _cube(tables, value, by)
+    return _told(cells, cube, _draw(cube), samples)
+
+
+def difference(a: Tables, b: Tables, value: str, by: Sequence[str] = ()) -> pd.DataFrame:
+    """a − b, sample by sample; the interval is that of the difference."""
+    first, cells, ours = _cube(a, value, by)
+    second, theirs_cells, theirs = _cube(b, value, by)
+    samples = [name for name in ours if name in set(theirs)]
+    if not samples:
+        raise UserError("the two have no sample in common, so there is no paired difference; trace both on one file")
+    shared = cells.index.intersection(theirs_cells.index, sort=False)
+    rows = [cells.index.get_indexer(shared), theirs_cells.index.get_indexer(shared)]
+    pick = [[names.index(name) for name in samples] for names in (ours, theirs)]
+    left, right = (cube[:, p][:, :, r] for cube, p, r in zip((first, second), pick, rows, strict=True))
+    means = np.nanmean(left, 0, keepdims=True) - np.nanmean(right, 0, keepdims=True)
+    return _told(cells.loc[shared], means, _draw(left) - _draw(right), samples)
+
+
+def _cube(
+    tables: Tables, value: str, by: Sequence[str]
+) -> tuple[Float[np.ndarray, "seed sample cell"], pd.DataFrame, list[str]]:
+    """The values, the cells (their index is their key), the samples."""
+    several = [tables] if isinstance(tables, pd.DataFrame) else list(tables)
+    keys = list(by) or ["all"]
+    wide = []
+    for table in several:
+        whole = table if by else table.assign(all="")
+        wide.append(whole.pivot_table(index="sample", columns=keys, values=value, aggfunc="mean", sort=False))
+    columns, samples = wide[0].columns, list(dict.fromkeys(several[0]["sample"]))
+    cells = columns.to_frame(index=True)
+    if not by:
+        cells = cells.drop(columns="all")
+    stacked = np.stack([each.reindex(index=samples, columns=columns).to_numpy(float) for each in wide])
+    return stacked, cells, samples
+
+
+def _draw(cube: Float[np.ndarray, "seed sample cell"]) -> Float[np.ndarray, "draw cell"]:
+    """Means of samples (and seeds) drawn with replacement; the same draws for every cube of one size."""
+    seeds, samples, _ = cube.shape
+    rng = np.random.default_rng(0)
+    chosen = rng.multinomial(samples, np.full(samples, 1 / samples), DRAWS).astype(float)
+    of_seeds = np.random.default_rng(1).multinomial(seeds, np.full(seeds, 1 / seeds), DRAWS).astype(float)
+    total = np.zeros((DRAWS, cube.shape[2]))
+    count = np.zeros_like(total)
+    for seed in range(seeds):
+        there = np.isfinite(cube[seed])
+        total += of_seeds[:, seed, None] * (chosen @ np.where(there, cube[seed], 0.0))
+        count += of_seeds[:, seed, None] * (chosen @ there)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return total / count
+
+
+def _told(cells: pd.DataFrame, cube: np.ndarray, draws: np.ndarray, samples: Sequence[str]) -> pd.DataFrame:
+    there = np.isfinite(cube).any(0)  # [sample, cell]
+    with np.errstate(invalid="ignore"):
+        per_sample = np.where(there, np.nansum(cube, 0) / np.isfinite(cube).sum(0).clip(1), np.nan)
+        n = there.sum(0)
+        mean = np.nansum(per_sample, 0) / np.where(n > 0, n, np.nan)
+        std = np.sqrt(np.nansum((per_sample - mean) ** 2, 0) / np.where(n > 0, n, np.nan))
+        low, high = _quantiles(draws)
+    told = cells.reset_index(drop=True)
+    return told.assign(mean=mean, std=std, low=low, high=high, n=n)
+
+
+def _quantiles(draws: Float[np.ndarray, "draw cell"]) -> Float[np.ndarray, "bound cell"]:
+    empty = ~np.isfinite(draws).any(0)
+    bounds = np.nanquantile(np.where(empty, 0.0, draws), [0.025, 0.975], axis=0)
+    return np.where(empty, np.nan, bounds)

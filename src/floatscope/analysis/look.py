@@ -1,0 +1,95 @@
+"""`Look`: one trace seen through one detector; what the analyses read, each computed once.
+
+look = Look(trace, "zscore")
+look.lift, look.top, look.anchors          # [step, layer, key], [step, layer], [step, layer, key]
+for look in looks(run): ...                # one sample after the other, none kept
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from floatscope.analysis.detectors import Detector, detect, detector
+from floatscope.analysis.tokens import classes_of
+from floatscope.trace import Trace
+from floatscope.values import State
+
+
+class Look:
+    """All rows of the forward, mean over heads, a cached model's prefix: one rule for every model."""
+
+    def __init__(self, trace: Trace, by: str | Detector = "zscore") -> None:
+        self.trace, self.detector = trace, detector(by)
+
+    @property
+    def sample(self) -> str:
+        return self.trace.sample
+
+    @property
+    def layers(self) -> Int[np.ndarray, " layer"]:
+        return self.trace.arrays["layers"]
+
+    @property
+    def depth(self) -> Float[np.ndarray, " layer"]:
+        """0 the first layer of the model, 1 the last one watched."""
+        return self.layers / max(1, int(self.layers[-1]))
+
+    @property
+    def keys(self) -> Int[np.ndarray, " step"]:
+        return self.trace.arrays["keys"]
+
+    @property
+    def steps(self) -> int:
+        return len(self.keys)
+
+    @property
+    def whole(self) -> Bool[np.ndarray, " step"]:
+        """Steps whose forward had all rows: every one, or with a cache the first. Single heads are read there."""
+        return self.trace.arrays["queries"] == self.keys
+
+    @cached_property
+    def received(self) -> Float[np.ndarray, "step layer key"]:
+        return self.trace.by_layer(scale="mean")
+
+    @cached_property
+    def uniform(self) -> Float[np.ndarray, "step layer key"]:
+        return self.trace.uniform()
+
+    @cached_property
+    def lift(self) -> Float[np.ndarray, "step layer key"]:
+        """Of the eligible keys; NaN elsewhere."""
+        return self.trace.by_layer(scale="lift", eligible=True)
+
+    @cached_property
+    def top(self) -> Int[np.ndarray, "step layer"]:
+        """The key of largest lift; −1 where nothing was measured."""
+        return argmax(self.lift)
+
+    @cached_property
+    def anchors(self) -> Bool[np.ndarray, "step layer key"]:
+        return detect(self.trace, self.detector)
+
+    @cached_property
+    def classes(self) -> Int[np.ndarray, "step key"]:
+        """The class of each token of the canvas, a number into `tokens.CLASSES`; −1 beyond the canvas."""
+        return classes_of(self.trace)
+
+    @cached_property
+    def masked(self) -> Bool[np.ndarray, "step key"]:
+        return self.trace.arrays["states"] == State.MASKED
+
+
+def argmax(values: Float[np.ndarray, "*axes key"]) -> Int[np.ndarray, "*axes"]:
+    """The first of the largest; −1 where all are NaN."""
+    there = np.isfinite(values).any(-1)
+    return np.where(there, np.where(np.isnan(values), -np.inf, values).argmax(-1), -1)
+
+
+def looks(traces: Iterable[Trace], by: str | Detector = "zscore") -> Iterator[Look]:
+    """Of a run or of any traces."""
+    chosen = detector(by)
+    return (Look(trace, chosen) for trace in traces)
