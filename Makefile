@@ -1,5 +1,5 @@
 # make demo    watch a small model denoise a canvas: trace, run folder, picture (demo/)
-# make test    lint, types and tests
+# make test    lint, types and tests; those of the page want Debian's chromium, and are skipped without it
 # make bench   the benchmarks behind docs/benchmarks.md
 # Each sets up .venv on a machine that has Python 3.11 and pip.
 
@@ -25,6 +25,9 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/watch_cost.py
 	$(BIN)/python benchmarks/decode_speed.py
 	$(BIN)/python benchmarks/accuracy.py
+	$(BIN)/python benchmarks/analysis_speed.py
+	$(BIN)/python benchmarks/twin_speed.py
+	$(BIN)/python benchmarks/page_speed.py
 
 $(VENV)/.bench: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[bench]"

@@ -14,6 +14,7 @@ from jaxtyping import install_import_hook
 CAPTURE = (Path(__file__).parent.parent / "src/floatscope/capture").glob("*.py")
 ROOMS = (
     *(f"capture.{path.stem}" for path in CAPTURE if not path.stem.endswith("kernel")),
+    "analysis",
     "decode",
     "decoding",
     "demo",
@@ -23,6 +24,7 @@ ROOMS = (
     "spelling",
     "tasks",
     "trace",
+    "tracing",
     "twins",
     "values",
     "watching",

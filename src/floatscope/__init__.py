@@ -60,6 +60,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "analysis":
+        return import_module("floatscope.analysis")
     if name not in _HOME:
         raise AttributeError(f"module 'floatscope' has no attribute '{name}'")
     value = getattr(import_module(f"floatscope.{_HOME[name]}"), name)
@@ -68,7 +70,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_HOME]
+    return [*globals(), *_HOME, "analysis"]
 
 
 class _Face(ModuleType):

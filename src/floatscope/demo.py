@@ -1,11 +1,8 @@
-"""The demo: a small checkpoint in LLaDA's layout is watched while it denoises a few canvases, beside its control.
+"""The demo: the three twins and their untrained controls answer a few questions, watched; then the report.
 
-    ready = prepare("demo")                  # writes and opens the checkpoint, says how large the runs will be
-    for finished in watch(ready): ...        # one sample after the other, each on disk when it is named
-    look(ready).maps                         # the temporal maps
-
-The weights are random, in the model and in its `untrained` control alike: two draws of the same thing. What can be seen
-is how the instrument works.
+ready = prepare("demo")                  # opens the twins, says how large the runs will be
+for traced in watch(ready): ...          # one sample after the other, each on disk when it is named
+seen = look(ready)                       # the page, and a row of numbers for each twin
 """
 
 from __future__ import annotations
@@ -15,73 +12,117 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from safetensors import SafetensorError
-
-from floatscope.capture.watcher import Watch
-from floatscope.decoding import decode
 from floatscope.errors import UserError
-from floatscope.models import Model, load, untrained, write_random
+from floatscope.models import load
+from floatscope.report.build import build
+from floatscope.report.compared import Compared
+from floatscope.report.page import write_page
+from floatscope.tasks.sample import Sample
 from floatscope.threads import one_thread
-from floatscope.trace import Forecast, Trace, create_run, forecast, open_run
-from floatscope.values import Regions
+from floatscope.tracing import Traced, Tracing, trace_samples
+from floatscope.twins.heldout import read
 
-STEPS, NEW_TOKENS = 16, 32
-KEEP = "summary"
-PROMPTS = {  # region → tokens
-    "short": {"question": 6, "passage 1": 8, "passage 2": 10},
-    "even": {"question": 8, "passage 1": 12, "passage 2": 12},
-    "front": {"question": 8, "passage 1": 18, "passage 2": 6},
-    "long": {"question": 10, "passage 1": 14, "passage 2": 16},
-}
-SHOWN = "even"  # the sample that is drawn
+TWINS = ("arm", "mdm", "mdm-adapted")
+NEW_TOKENS = STEPS = 16
+SEEDS = (0,)  # of the untrained controls
+PLACES = {0: "first", 2: "middle", 4: "last"}  # of the gold passage among five
 
 
 @dataclass(frozen=True)
 class Ready:
     folder: Path
-    checkpoint: Path
-    models: dict[str, Model]
-    size: Forecast
+    tracings: dict[str, Tracing]  # by twin
 
     @property
-    def samples(self) -> int:
-        return len(PROMPTS) * len(self.models)
+    def total(self) -> int:
+        return sum(tracing.total for tracing in self.tracings.values())
 
     @property
-    def about(self) -> str:
-        shape = self.size.sizes
-        return f"random weights in LLaDA's layout, {shape['layer']} layers of {shape['head']} heads"
+    def finished(self) -> int:
+        return sum(tracing.finished for tracing in self.tracings.values())
+
+    @property
+    def size(self) -> int:
+        """Bytes, at most."""
+        return sum(tracing.size.total for tracing in self.tracings.values() if tracing.size)
 
 
 @dataclass(frozen=True)
-class Finished:
-    model: str
-    sample: str
-    decoded: bool  # False: it was there already
+class Row:
+    """A twin in a line; what stands in brackets is its control."""
+
+    twin: str
+    right: float
+    first: str
+    top: str
+    within: str
+    across: str
 
 
 @dataclass(frozen=True)
 class Seen:
-    checkpoint: Path
+    page: Path
     runs: dict[str, Path]
-    maps: dict[str, Path]
-    changes: dict[str, float]  # how often a layer's top key changes while a canvas is denoised; mean over samples
-
-    @property
-    def line(self) -> str:
-        model, control = self.changes.values()
-        return (
-            f"over {STEPS} steps the top key of a layer changes {model:.1f} times, in the control {control:.1f} times"
-            f" (mean over layers and samples)"
-        )
+    rows: list[Row]
+    summary: list[str]
 
     @property
     def as_json(self) -> dict[str, Any]:
-        paths = {"checkpoint": str(self.checkpoint)}
-        folders = {kind: {name: str(p) for name, p in getattr(self, kind).items()} for kind in ("runs", "maps")}
-        return {**paths, **folders, "steps": STEPS, "top_key_changes": self.changes}
+        runs = {name: str(path) for name, path in self.runs.items()}
+        return {"page": str(self.page), "runs": runs, "summary": self.summary, "twins": [vars(r) for r in self.rows]}
+
+
+def questions(count: int = 12) -> list[Sample]:
+    """Held-out reading questions: the gold passage first, in the middle and last, as often as one another."""
+    of_place = [[s for s in read("reading-5") if s.meta["gold_at"] == place] for place in PLACES]
+    return [of_place[i % len(PLACES)][i // len(PLACES)] for i in range(count)]
+
+
+def prepare(folder: str | Path, count: int = 12) -> Ready:
+    folder = Path(folder)
+    try:
+        _claim(folder)
+    except OSError as error:
+        raise UserError(f"cannot write the demo to {folder}: {error.strerror}; give another with --out") from error
+    tracings = {}
+    for twin in TWINS:
+        model = load(f"twin:{twin}", device="cpu")
+        tracings[twin] = trace_samples(
+            model, questions(count), folder / "runs" / twin, controls=SEEDS, new_tokens=NEW_TOKENS, steps=STEPS
+        )
+    return Ready(folder, tracings)
+
+
+def watch(ready: Ready) -> Iterator[Traced]:
+    """Trace what is missing; a sample is named once its file is whole."""
+    with one_thread():  # models this small lose more than they gain by a second
+        for tracing in ready.tracings.values():
+            yield from tracing
+
+
+def look(ready: Ready) -> Seen:
+    """The report of the finished runs, and the numbers that carry it."""
+    paths = {twin: tracing.path for twin, tracing in ready.tracings.items()}
+    report, runs = build(list(paths.values()))
+    page = ready.folder / "report.html"
+    write_page(report, page)
+    right = [tracing.summaries()[0].acc or 0.0 for tracing in ready.tracings.values()]
+    return Seen(page, paths, [_row(run, acc) for run, acc in zip(runs, right, strict=True)], report.summary)
+
+
+def _row(run: Compared, right: float) -> Row:
+    def beside(table: str, value: str, **where: str) -> str:
+        number = run.number(table, value, where)
+        return f"{number.own.mean:.2f} ({number.control.mean:.2f})" if number.control else f"{number.own.mean:.2f}"
+
+    return Row(
+        run.label,
+        right,
+        beside("absorption", "lift", set="first"),
+        beside("absorption", "lift", set="top"),
+        beside("floating", "within"),
+        beside("floating", "across"),
+    )
 
 
 def _claim(folder: Path) -> None:
@@ -91,85 +132,3 @@ def _claim(folder: Path) -> None:
         raise UserError(f"{folder} holds other files, which the demo might overwrite; give another folder with --out")
     folder.mkdir(parents=True, exist_ok=True)
     mark.touch()
-
-
-def prepare(folder: str | Path) -> Ready:
-    folder = Path(folder)
-    try:
-        _claim(folder)
-        checkpoint = write_random(folder / "random-llada", seed=0)
-    except (OSError, SafetensorError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"cannot write the demo to {folder}: {why}; give another folder with --out") from error
-    model = load(checkpoint, device="cpu")
-    models = {"random": model, "untrained": untrained(model, seed=1)}
-    config: Any = model.module.config
-    lengths = [sum(parts.values()) + NEW_TOKENS for parts in PROMPTS.values()]
-    size = forecast(
-        keep=KEEP,
-        samples=len(PROMPTS) * len(models),
-        steps=STEPS,
-        layers=config.num_hidden_layers,
-        heads=config.num_attention_heads,
-        keys=round(np.mean(lengths)),
-        regions=4,
-        commits=NEW_TOKENS,
-    )
-    return Ready(folder, checkpoint, models, size)
-
-
-def watch(ready: Ready) -> Iterator[Finished]:
-    """Decode what is missing; a sample is named once its file is whole."""
-    for name, model in ready.models.items():
-        settings = {
-            "model": model.spec.name,
-            "weights": model.spec.weights,  # a run must not go on with another checkpoint
-            "dtype": "float32",
-            "sampler": "confidence",
-            "new_tokens": NEW_TOKENS,
-            "steps": STEPS,
-            "keep": KEEP,
-            "prompts": PROMPTS,
-        }
-        with create_run(_run(ready, name), settings, list(PROMPTS), resume=True) as run:
-            missing = set(run.missing)
-            for sample in run.samples:
-                if sample in missing:
-                    run.write(_decode(model, sample))
-                yield Finished(name, sample, sample in missing)
-
-
-def look(ready: Ready) -> Seen:
-    """Draw the temporal map of one sample of each model, at half depth, and count how often top keys change."""
-    layers = ready.size.sizes["layer"]
-    maps, changes = {}, {}
-    for name in ready.models:
-        run = open_run(_run(ready, name))
-        changes[name] = float(np.mean([_changes(trace, layer) for trace in run for layer in range(layers)]))
-        maps[name] = ready.folder / f"{name}.png"
-        run.trace(SHOWN).plot(layer=layers // 2, path=maps[name])
-    return Seen(ready.checkpoint, {name: _run(ready, name) for name in ready.models}, maps, changes)
-
-
-def _run(ready: Ready, name: str) -> Path:
-    return ready.folder / "runs" / name
-
-
-def _decode(model: Model, sample: str) -> Trace:
-    """One canvas: a prompt of random tokens, drawn by the sample's number, and the masks to fill."""
-    parts = {**PROMPTS[sample], "answer": NEW_TOKENS}
-    stops = np.cumsum(list(parts.values())).tolist()
-    spans = {name: [(stop - parts[name], stop)] for name, stop in zip(parts, stops, strict=True)}
-    draw = torch.Generator().manual_seed(list(PROMPTS).index(sample))
-    prompt = torch.randint(256, (stops[-2],), generator=draw).tolist()
-    regions = Regions.from_spans([spans], stops[-1])
-    with one_thread():
-        watched = decode(
-            model, [prompt], new_tokens=NEW_TOKENS, steps=STEPS, watch=Watch(KEEP), samples=[sample], regions=regions
-        )
-    return watched.traces[0]
-
-
-def _changes(trace: Trace, layer: int) -> int:
-    top = np.nanargmax(trace.received(layer, scale="lift", eligible=True), 1)  # [step]
-    return int((top[1:] != top[:-1]).sum())

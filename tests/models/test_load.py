@@ -345,9 +345,10 @@ def test_a_name_that_leads_nowhere_is_refused(tmp_path):
         fs.load(tmp_path / "nowhere")
 
 
-def test_twins_are_not_shipped_yet():
-    with pytest.raises(fs.UserError, match="there is no twin:mdm: no twins are shipped with this version"):
-        fs.load("twin:mdm")
+def test_an_unknown_twin_is_refused_with_the_shipped_ones():
+    said = r"unknown twin 'mdn' \(did you mean 'mdm'\?\); allowed: arm, mdm, mdm-adapted"
+    with pytest.raises(fs.UserError, match=said):
+        fs.load("twin:mdn")
 
 
 def test_an_unknown_architecture_is_refused_and_its_code_not_run(tmp_path):

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from small import SMALL
 
 import floatscope as fs
 from floatscope.twins import legs, material
 from floatscope.twins.checkpoint import PIECE, restore, save
 from floatscope.twins.lessons import ANSWER, CONTEXT, TAIL, TEXT, make_rows, prompt_of
 from floatscope.twins.train import (
-    TINY,
     Progress,
     Recipe,
     masked_loss,
@@ -32,18 +32,7 @@ from floatscope.twins.train import (
 from floatscope.twins.words import Words
 from floatscope.twins.world import World, reading
 
-SMALL = {kind: replace(recipe, vocabulary=1500, length=96) for kind, recipe in TINY.items()}
 RECIPE = replace(SMALL["arm"], steps=60)
-
-
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("material")
-    text = folder / "text.txt"
-    rng = Random(0)
-    words = ["tree", "river", "stone", "cloud", "lamp", "garden", "window", "bridge", "music", "winter"]
-    text.write_text(" ".join(rng.choice(words) for _ in range(4000)) + ".\n")
-    return material.prepare(folder / "made", [text], RECIPE)
 
 
 @pytest.fixture(scope="module")
@@ -190,30 +179,14 @@ def test_a_checkpoint_is_in_small_pieces_and_of_its_own_training(tmp_path):
     assert len(sizes) > 5
     with pytest.raises(fs.UserError, match=r"is of another training \(arm, peak 0\.001, not 0\.5\); use another --out"):
         restore(tmp_path, module, optimizer, replace(recipe, peak=0.5), "arm")
-    next(at.glob("piece-02*")).write_bytes(b"short")
-    with pytest.raises(fs.UserError, match=r"is damaged .*; remove it to begin again"):
-        restore(tmp_path, new_module(recipe), optimizer, recipe, "arm")
-
-
-def test_a_training_that_is_done_opens_like_any_checkpoint(tmp_path, prepared):
-    tiny = {kind: replace(recipe, steps=2) for kind, recipe in SMALL.items()}
-    folder = tmp_path / "twins"
-    folder.mkdir()
-    (folder / "material").symlink_to(prepared.folder)
-    told = list(legs.leg(folder, [], tiny, minutes=5.0, device="cpu"))
-    assert [t.kind for t in told if t.finished] == ["arm", "mdm", "mdm-adapted"]
-    assert legs.unfinished(folder) == []
-    layouts = {}
-    for kind in tiny:
-        model = fs.load(folder / "models" / kind, device="cpu")
-        layouts[kind] = (model.spec.layout, model.spec.family, model.spec.shift)
-        out = fs.decode(model, "Question: Who?\nAnswer:", new_tokens=4, watch=fs.Watch())
-        assert out.steps[0].before.tokens[0, 0] == tiny[kind].vocabulary - 2  # begins with bos
-        assert len(out.trace.arrays["keys"]) >= 1
-    assert layouts["arm"] == ("causal", "arm", True)
-    assert layouts["mdm"] == ("llada", "mdm", False)
-    assert layouts["mdm-adapted"] == ("dream", "mdm", True)
-    assert list(legs.leg(folder, [], tiny, minutes=5.0, device="cpu")) == []
+    with pytest.raises(fs.UserError, match=r"is of another training \(arm, the same recipe\); use another --out"):
+        restore(tmp_path, module, optimizer, recipe, "mdm")
+    progress, piece = (at / "progress.json").read_text(), next(at.glob("piece-02*"))
+    for name, content in (("progress.json", "{}"), ("progress.json", "[1"), (piece.name, "short")):
+        (at / name).write_text(content)
+        with pytest.raises(fs.UserError, match=r"is damaged .*; remove it to begin again"):
+            restore(tmp_path, new_module(recipe), optimizer, recipe, "arm")
+        (at / "progress.json").write_text(progress)
 
 
 def test_an_interrupted_leg_keeps_what_was_trained(tmp_path, prepared):
@@ -226,9 +199,14 @@ def test_an_interrupted_leg_keeps_what_was_trained(tmp_path, prepared):
     os.kill(os.getpid(), signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         next(leg)
-    assert [p.name for p in (folder / "arm").iterdir()] == ["step-000100"]
-    first = next(legs.leg(folder, [], tiny, minutes=5.0, device="cpu"))
-    assert (first.kind, first.step, first.finished) == ("arm", 150, True)
+    (checkpoint,) = (folder / "arm").iterdir()
+    assert checkpoint.name == "step-000100"
+    assert json.loads((checkpoint / "progress.json").read_text())["seconds"] > 0
+    rest = legs.leg(folder, [], tiny, minutes=5.0, device="cpu")
+    assert [(told.kind, told.step, told.finished) for told in (next(rest), next(rest))] == [
+        ("arm", 150, False),
+        ("arm", 150, True),
+    ]
 
 
 def test_the_adapted_twin_begins_with_the_arm(tmp_path, prepared):
@@ -236,7 +214,9 @@ def test_the_adapted_twin_begins_with_the_arm(tmp_path, prepared):
     folder = tmp_path / "twins"
     folder.mkdir()
     (folder / "material").symlink_to(prepared.folder)
-    list(legs.leg(folder, [], tiny, minutes=5.0, device="cpu"))
+    for told in legs.leg(folder, [], tiny, minutes=5.0, device="cpu"):
+        if told.kind == "mdm-adapted" and told.finished:
+            break
     arm, adapted = (load_file(folder / "models" / kind / "model.safetensors") for kind in ("arm", "mdm-adapted"))
     assert all(torch.equal(arm[name], adapted[name]) for name in arm)
     assert all(not adapted[name].any() for name in adapted.keys() - arm.keys())  # Qwen2's biases

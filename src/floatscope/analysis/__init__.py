@@ -7,3 +7,4 @@ from floatscope.analysis.estimate import estimate as estimate
 from floatscope.analysis.floating import floating_index as floating_index
 from floatscope.analysis.look import Look as Look
 from floatscope.analysis.look import looks as looks
+from floatscope.analysis.measure import measure as measure

@@ -16,13 +16,17 @@ import pandas as pd
 from jaxtyping import Bool
 
 from floatscope.analysis.look import Look, looks
+from floatscope.errors import UserError
 from floatscope.trace import Trace
 
 SETS = ("first", "top", "top 5", "anchors")
 
 
 def absorption(traces: Iterable[Trace], detector: str = "zscore", per_step: bool = False) -> pd.DataFrame:
-    return pd.concat([of(look, per_step) for look in looks(traces, detector)], ignore_index=True)
+    tables = [of(look, per_step) for look in looks(traces, detector)]
+    if not tables:
+        raise UserError("there is no finished trace to look at")
+    return pd.concat(tables, ignore_index=True)
 
 
 def of(look: Look, per_step: bool = False) -> pd.DataFrame:
@@ -55,7 +59,8 @@ def of(look: Look, per_step: bool = False) -> pd.DataFrame:
 def _sets(look: Look) -> dict[str, Bool[np.ndarray, "step layer key"]]:
     ranked = np.where(np.isnan(look.lift), -np.inf, look.lift)
     five = np.zeros(ranked.shape, bool)
-    np.put_along_axis(five, np.argsort(-ranked, -1, kind="stable")[..., :5], True, -1)
+    for _ in range(5):  # the next largest, of equal ones the first; sorting all keys takes twenty times as long
+        np.put_along_axis(five, np.where(five, -np.inf, ranked).argmax(-1)[..., None], True, -1)
     key = np.arange(ranked.shape[-1])
     first = np.broadcast_to(key == 0, ranked.shape)
     return {

@@ -17,8 +17,9 @@ import pandas as pd
 from jaxtyping import Bool, Float
 
 from floatscope.analysis.detectors import Detector, refuse_eps, refuse_k, z_threshold
+from floatscope.analysis.kept import kept
 from floatscope.analysis.look import Look
-from floatscope.analysis.tokens import CLASSES
+from floatscope.analysis.tokens import CLASSES, pieces_of
 from floatscope.capture.fields import HEAD_STATS, ORDERS, QUANTITIES, RANKS, TOP_STATS
 from floatscope.errors import UserError
 
@@ -57,7 +58,7 @@ def identity(look: Look) -> pd.DataFrame:
 
 def strings(look: Look) -> pd.DataFrame:
     """How often each token is an anchor; of tokens that are one at least once."""
-    pieces = look.trace.meta["pieces"]
+    pieces = pieces_of(look.trace)
     tokens, found = look.trace.arrays["tokens"], look.anchors.sum(1)
     there = tokens >= 0
     ids, at = np.unique(tokens[there], return_inverse=True)
@@ -66,7 +67,7 @@ def strings(look: Look) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "sample": look.sample,
-            "token": [pieces[str(i)] for i in ids[keep]],
+            "token": [pieces[int(i)] for i in ids[keep]],
             "share": hits[keep] / hits.sum(),
             "base": seen[keep] / seen.sum(),
         }
@@ -75,12 +76,12 @@ def strings(look: Look) -> pd.DataFrame:
 
 def concentration(look: Look) -> pd.DataFrame:
     """Row entropy and Gini are means over heads; the others are of the mean over heads. Mean over steps."""
-    stats = look.trace.arrays["head_stats"][look.whole]
+    stats = kept(look.trace, "head_stats")[look.whole]
     received = np.where(np.isnan(look.received), 0, look.received).astype(np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         entropy = -np.where(received > 0, received * np.log(received), 0).sum(-1)
         column = entropy / np.log(np.maximum(look.keys, 2))[:, None]
-    ranked = -np.sort(-received, -1)
+    five = -np.partition(-received, min(4, received.shape[-1] - 1), -1)[..., :5]
     return pd.DataFrame(
         {
             "sample": look.sample,
@@ -89,8 +90,8 @@ def concentration(look: Look) -> pd.DataFrame:
             "row_entropy": stats[..., HEAD_STATS.index("entropy")].mean((0, 2)),
             "gini": stats[..., HEAD_STATS.index("gini")].mean((0, 2)),
             "column_entropy": column.mean(0),
-            "top_1": ranked[..., 0].mean(0),
-            "top_5": ranked[..., :5].sum(-1).mean(0),
+            "top_1": five.max(-1).mean(0),
+            "top_5": five.sum(-1).mean(0),
         }
     )
 
@@ -100,8 +101,8 @@ def sinks(look: Look, eps: float = 0.3) -> pd.DataFrame:
 
     `anywhere` looks at the first key and at the 16 of largest lift.
     """
-    first = look.trace.arrays["head_stats"][look.whole][..., HEAD_STATS.index("first")]  # every row sees it
-    anywhere = np.maximum(first, _visible(look)[look.whole])
+    first, best = _visible(look)
+    first, anywhere = first[look.whole], np.maximum(first, best)[look.whole]
     return pd.DataFrame(
         {
             "sample": [look.sample],
@@ -113,26 +114,29 @@ def sinks(look: Look, eps: float = 0.3) -> pd.DataFrame:
 
 def sweep(look: Look) -> pd.DataFrame:
     """Share of keys that are no anchors by rulli(eps, scale="lift"), mean over steps and layers."""
-    n = np.isfinite(look.lift).sum(-1, keepdims=True)
+    lift = look.lift[np.isfinite(look.lift).any(-1)]  # [cell, key]: of the steps and layers that have keys to judge
+    n = np.isfinite(lift).sum(-1, keepdims=True)
     with np.errstate(divide="ignore", invalid="ignore"):
-        above = look.lift - (np.nansum(look.lift, -1, keepdims=True) - look.lift) / (n - 1)
-    left = [float(np.mean(1 - (above > eps).sum(-1) / n[..., 0])) for eps in EPS]
+        above = lift - (np.nansum(lift, -1, keepdims=True) - lift) / (n - 1)
+    left = [float(np.mean(1 - (above > eps).sum(-1) / n[:, 0])) for eps in EPS]
     return pd.DataFrame({"sample": look.sample, "eps": EPS, "share": left})
 
 
 def _heads(look: Look) -> Bool[np.ndarray, "step layer head rank"] | None:
     """Which of a head's 16 keys of largest lift are anchors by the detector."""
-    lift, moments = _top(look, "lift"), look.trace.arrays["moments"][:, :, :, QUANTITIES.index("lift_all")]
+    lift, moments = _top(look, "lift"), kept(look.trace, "moments")[:, :, :, QUANTITIES.index("lift_all")]
     n, total, squares = (moments[..., ORDERS.index(order), None].astype(np.float64) for order in ORDERS)
+    most = int(n.max(initial=0))
+    n = np.where(n > 1, n, np.nan)  # a key alone cannot be compared
     by: Detector = look.detector
     if by.given.get("scale", "lift") != "lift":
         return None
     if by.name == "zscore":
-        refuse_k(by.given["k"], int(n.max(initial=0)))
+        refuse_k(by.given["k"], most)
         mean = total / n
         return lift > z_threshold(by.given["k"], mean, np.sqrt(np.maximum(0, squares / n - mean**2)))
     if by.name == "rulli":
-        refuse_eps(by.given["eps"], "lift", int(n.max(initial=0)))
+        refuse_eps(by.given["eps"], "lift", int(look.keys.max(initial=0)))
         return lift > (total - lift) / (n - 1) + by.given["eps"]
     if by.name == "topk":
         if by.given["k"] > RANKS:
@@ -141,20 +145,23 @@ def _heads(look: Look) -> Bool[np.ndarray, "step layer head rank"] | None:
     return None
 
 
-def _visible(look: Look) -> Float[np.ndarray, "step layer head"]:
-    """The largest attention a key of the 16 gets from the average row that sees it: lift · uniform · n / seen."""
-    arrays, group = look.trace.arrays, look.trace.coords["group"].index("all")
-    keys = arrays["top_key"][:, :, :, group]  # [step, layer, head, rank]
-    at = arrays["layer_visibility"]
-    uniform, seen = (arrays[name][:, at, group] for name in ("uniform", "seen"))  # [step, layer, key]
+def _visible(look: Look) -> tuple[Float[np.ndarray, "step layer head"], Float[np.ndarray, "step layer head"]]:
+    """What the first key gets from the average row that sees it, and the most a key of the 16 gets.
+
+    It is the mean over all rows · n / seen, the mean of a key of the 16 being lift · uniform.
+    """
+    trace, group = look.trace, look.trace.coords["group"].index("all")
+    keys = kept(trace, "top_key")[:, :, :, group]  # [step, layer, head, rank]
+    at = trace.arrays["layer_visibility"]
+    uniform, seen = (kept(trace, name)[:, at, group] for name in ("uniform", "seen"))  # [step, layer, key]
     with np.errstate(divide="ignore", invalid="ignore"):
-        each = uniform * arrays["queries"][:, None, None] / seen
-    own = np.take_along_axis(each[:, :, None], np.maximum(keys, 0), -1)
-    found: np.ndarray = np.nanmax(np.where(keys >= 0, _top(look, "lift") * own, 0.0), -1)
-    return found
+        rows = trace.arrays["queries"][:, None, None] / seen
+    first = kept(trace, "head_stats")[..., HEAD_STATS.index("first")] * rows[..., :1]
+    own = np.take_along_axis((uniform * rows)[:, :, None], np.maximum(keys, 0), -1)
+    return first, np.nanmax(np.where(keys >= 0, _top(look, "lift") * own, 0.0), -1)
 
 
 def _top(look: Look, stat: str) -> Float[np.ndarray, "step layer head rank"]:
     group = look.trace.coords["group"].index("all")
-    top: np.ndarray = look.trace.arrays["top"][:, :, :, group, :, TOP_STATS.index(stat)]
+    top: np.ndarray = kept(look.trace, "top")[:, :, :, group, :, TOP_STATS.index(stat)]
     return top

@@ -8,9 +8,11 @@ answer_rows(look)          # a row per layer and region: where the rows that dec
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pandas as pd
-from jaxtyping import Float
+from jaxtyping import Bool
 
 from floatscope.analysis.estimate import estimate
 from floatscope.analysis.look import Look
@@ -20,18 +22,13 @@ from floatscope.errors import UserError
 
 def classes(look: Look) -> pd.DataFrame:
     """`share` of the received attention, mean over steps; `base` the same under uniform attention; `ratio` of both."""
-    table = pd.concat(
-        [_share(look, name, look.classes == number) for number, name in enumerate(CLASSES)], ignore_index=True
-    )
-    return table.rename(columns={"set": "class"})
+    return _shares(look, "class", {name: look.classes == number for number, name in enumerate(CLASSES)})
 
 
 def structure(look: Look) -> pd.DataFrame:
     structural = np.isin(look.classes, [CLASSES.index(name) for name in STRUCTURE])
     there = look.classes >= 0
-    return pd.concat(
-        [_share(look, "structure", structural), _share(look, "content", there & ~structural)], ignore_index=True
-    )
+    return _shares(look, "set", {"structure": structural, "content": there & ~structural})
 
 
 def crossing(table: pd.DataFrame) -> int | None:
@@ -46,14 +43,20 @@ def crossing(table: pd.DataFrame) -> int | None:
 
 def answer_rows(look: Look) -> pd.DataFrame:
     """`mass` an average predicting row puts on a region (mean over heads and commits), `base` the region's share of the
-    keys of its canvas, `ratio` of both."""
+    keys, `ratio` of both. Where documents and gold ones are known, `other documents` are those that are not gold."""
     trace = look.trace
     if "row_regions" not in trace.arrays or not trace.coords.get("region"):
         raise UserError(f"the trace of '{look.sample}' has no regions; trace samples with passages, or give regions=")
+    if not len(trace.arrays["row_regions"]):
+        raise UserError(f"the trace of '{look.sample}' has no commits, so no row in it decides an answer")
     mass = trace.arrays["row_regions"].astype(np.float64).mean((0, 2))  # [layer, region]
-    member = trace.arrays["region_member"]
-    base = member.mean(0)
-    names = trace.coords["region"]
+    base, names = trace.arrays["region_member"].mean(0), list(trace.coords["region"])
+    documents = [i for i, name in enumerate(names) if name.startswith("document ")]
+    if documents and "gold" in names:
+        gold = names.index("gold")
+        mass = np.column_stack([mass, mass[:, documents].sum(1) - mass[:, gold]])
+        base = np.append(base, base[documents].sum() - base[gold])
+        names.append("other documents")
     table = pd.DataFrame(
         {
             "sample": look.sample,
@@ -68,15 +71,19 @@ def answer_rows(look: Look) -> pd.DataFrame:
     return table
 
 
-def _share(look: Look, name: str, chosen: np.ndarray) -> pd.DataFrame:
-    share, base = (_mass(values, chosen) for values in (look.received, look.uniform))
+def _shares(look: Look, column: str, sets: Mapping[str, Bool[np.ndarray, "step key"]]) -> pd.DataFrame:
+    """A row per set and layer."""
+    chosen = np.stack(list(sets.values()), -1).astype(np.float64)  # [step, key, set]
+    share, base = ((np.nan_to_num(r) @ chosen).mean(0).T.ravel() for r in (look.received, look.uniform))
     table = pd.DataFrame(
-        {"sample": look.sample, "layer": look.layers, "depth": look.depth, "set": name, "share": share, "base": base}
+        {
+            "sample": look.sample,
+            "layer": np.tile(look.layers, len(sets)),
+            "depth": np.tile(look.depth, len(sets)),
+            column: np.repeat(list(sets), len(look.layers)),
+            "share": share,
+            "base": base,
+        }
     )
     table["ratio"] = (table["share"] / table["base"]).where(table["base"] > 0)
     return table
-
-
-def _mass(values: Float[np.ndarray, "step layer key"], chosen: np.ndarray) -> Float[np.ndarray, " layer"]:
-    mass: np.ndarray = np.nansum(np.where(chosen[:, None], values, 0.0), -1).mean(0)
-    return mass

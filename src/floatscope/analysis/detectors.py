@@ -24,9 +24,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float
 
+from floatscope.analysis.kept import kept
 from floatscope.errors import UserError, unknown
 from floatscope.spelling import arguments, spelled
 from floatscope.trace import Trace
+from floatscope.trace.trace import SCALES
 
 FLAT = 1e-4
 """Keys that differ by less than this share of their mean differ by rounding: there is nothing to detect."""
@@ -64,7 +66,10 @@ def detector(text: str | Detector) -> Detector:
     name, given = spelled(text)
     if name not in RULES:
         raise unknown("detector", name, RULES)
-    return Detector(name, arguments("detector", name, given, RULES[name].defaults))
+    filled = arguments("detector", name, given, RULES[name].defaults)
+    if "scale" in filled and filled["scale"] not in SCALES:
+        raise unknown("scale", str(filled["scale"]), SCALES)
+    return Detector(name, filled)
 
 
 def detect(trace: Trace, by: str | Detector = "zscore") -> Found:
@@ -83,10 +88,10 @@ def z_threshold(k: float, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
     return np.where(std <= FLAT * np.abs(mean), np.inf, mean + k * std)
 
 
-def refuse_k(k: float, keys: int) -> None:
+def refuse_k(k: float, keys: int, name: str = "zscore") -> None:
     if k >= highest_z(keys):
         raise UserError(
-            f"zscore(k={k:g}) cannot fire on {keys} keys, where no z-score exceeds √{keys - 1} ="
+            f"{name}(k={k:g}) cannot fire on {keys} keys, where no z-score exceeds √{max(0, keys - 1)} ="
             f" {highest_z(keys):.2f}; use a smaller k, or longer texts"
         )
 
@@ -109,7 +114,7 @@ def _zscore(trace: Trace, given: Mapping[str, Any]) -> Found:
 def _rulli(trace: Trace, given: Mapping[str, Any]) -> Found:
     values = trace.by_layer(scale=given["scale"], eligible=True)
     n = np.isfinite(values).sum(-1, keepdims=True)
-    refuse_eps(given["eps"], given["scale"], int(n.max(initial=0)))
+    refuse_eps(given["eps"], given["scale"], int(trace.arrays["keys"].max(initial=0)))
     with np.errstate(divide="ignore", invalid="ignore"):
         others = (np.nansum(values, -1, keepdims=True) - values) / (n - 1)
         return values > others + given["eps"]
@@ -139,9 +144,10 @@ def _soft(trace: Trace, given: Mapping[str, Any]) -> Found:
 
 def soft_weights(trace: Trace, k: float = 2.0, alpha: float = 5.0) -> Float[np.ndarray, "step key"]:
     """sigmoid(alpha · (m − (mean + k·std))), m what a key receives from all layers, heads and rows together."""
-    heads = trace.arrays["head_stats"].shape[2]
+    heads = kept(trace, "head_stats").shape[2]
     each = trace.by_layer(scale="mean", eligible=True).astype(np.float64)
     m = each.sum(1, keepdims=True) * heads * trace.arrays["keys"][:, None, None]
+    refuse_k(k, int(np.isfinite(m).sum(-1).max(initial=0)), "soft")
     mean, std = _moments(m)
     with np.errstate(over="ignore"):
         weights: np.ndarray = 1 / (1 + np.exp(-alpha * (m - z_threshold(k, mean, std))))

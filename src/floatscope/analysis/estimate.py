@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from floatscope.errors import UserError
+from floatscope.errors import UserError, unknown
 
 DRAWS = 2000
 Tables: TypeAlias = "pd.DataFrame | Sequence[pd.DataFrame]"
@@ -25,12 +25,12 @@ Tables: TypeAlias = "pd.DataFrame | Sequence[pd.DataFrame]"
 
 def estimate(tables: Tables, value: str, by: Sequence[str] = ()) -> pd.DataFrame:
     """A row per cell of `by`: mean, standard deviation over samples, interval, number of samples that have one."""
-    cube, cells, samples = _cube(tables, value, by)
-    return _told(cells, cube, _draw(cube), samples)
+    cube, cells, _ = _cube(tables, value, by)
+    return _told(cells, _over_seeds(cube), _draw(cube))
 
 
 def difference(a: Tables, b: Tables, value: str, by: Sequence[str] = ()) -> pd.DataFrame:
-    """a − b, sample by sample; the interval is that of the difference."""
+    """a − b, of every sample both have a value for; the interval is that of the difference."""
     first, cells, ours = _cube(a, value, by)
     second, theirs_cells, theirs = _cube(b, value, by)
     samples = [name for name in ours if name in set(theirs)]
@@ -40,8 +40,9 @@ def difference(a: Tables, b: Tables, value: str, by: Sequence[str] = ()) -> pd.D
     rows = [cells.index.get_indexer(shared), theirs_cells.index.get_indexer(shared)]
     pick = [[names.index(name) for name in samples] for names in (ours, theirs)]
     left, right = (cube[:, p][:, :, r] for cube, p, r in zip((first, second), pick, rows, strict=True))
-    means = np.nanmean(left, 0, keepdims=True) - np.nanmean(right, 0, keepdims=True)
-    return _told(cells.loc[shared], means, _draw(left) - _draw(right), samples)
+    apart = _over_seeds(left) - _over_seeds(right)
+    left, right = (np.where(np.isfinite(apart), cube, np.nan) for cube in (left, right))
+    return _told(cells.loc[shared], apart, _draw(left) - _draw(right))
 
 
 def _cube(
@@ -52,9 +53,12 @@ def _cube(
     keys = list(by) or ["all"]
     wide = []
     for table in several:
+        for name in (value, *by):
+            if name not in table.columns:
+                raise unknown("column", name, table.columns)
         whole = table if by else table.assign(all="")
-        wide.append(whole.pivot_table(index="sample", columns=keys, values=value, aggfunc="mean", sort=False))
-    columns, samples = wide[0].columns, list(dict.fromkeys(several[0]["sample"]))
+        wide.append(whole.groupby(["sample", *keys], sort=False)[value].mean().unstack(keys, sort=False))
+    columns, samples = wide[0].columns, sorted(set(several[0]["sample"]))  # in one order: the draws are by place
     cells = columns.to_frame(index=True)
     if not by:
         cells = cells.drop(columns="all")
@@ -78,16 +82,21 @@ def _draw(cube: Float[np.ndarray, "seed sample cell"]) -> Float[np.ndarray, "dra
         return total / count
 
 
-def _told(cells: pd.DataFrame, cube: np.ndarray, draws: np.ndarray, samples: Sequence[str]) -> pd.DataFrame:
-    there = np.isfinite(cube).any(0)  # [sample, cell]
-    with np.errstate(invalid="ignore"):
-        per_sample = np.where(there, np.nansum(cube, 0) / np.isfinite(cube).sum(0).clip(1), np.nan)
-        n = there.sum(0)
-        mean = np.nansum(per_sample, 0) / np.where(n > 0, n, np.nan)
-        std = np.sqrt(np.nansum((per_sample - mean) ** 2, 0) / np.where(n > 0, n, np.nan))
-        low, high = _quantiles(draws)
-    told = cells.reset_index(drop=True)
-    return told.assign(mean=mean, std=std, low=low, high=high, n=n)
+def _over_seeds(cube: Float[np.ndarray, "seed sample cell"]) -> Float[np.ndarray, "sample cell"]:
+    """Each sample's mean over the seeds that have one; NaN where none has."""
+    n = np.isfinite(cube).sum(0)
+    return np.where(n > 0, np.nansum(cube, 0) / n.clip(1), np.nan)
+
+
+def _told(
+    cells: pd.DataFrame, values: Float[np.ndarray, "sample cell"], draws: Float[np.ndarray, "draw cell"]
+) -> pd.DataFrame:
+    n = np.isfinite(values).sum(0)
+    some = np.where(n > 0, n, np.nan)
+    mean = np.nansum(values, 0) / some
+    std = np.sqrt(np.nansum((values - mean) ** 2, 0) / some)
+    low, high = _quantiles(draws)
+    return cells.reset_index(drop=True).assign(mean=mean, std=std, low=low, high=high, n=n)
 
 
 def _quantiles(draws: Float[np.ndarray, "draw cell"]) -> Float[np.ndarray, "bound cell"]:

@@ -19,7 +19,9 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float
 
+from floatscope.analysis.kept import kept
 from floatscope.analysis.look import Look, argmax
+from floatscope.capture.fields import ELIGIBLE
 
 STATIC = 0.9
 """A run of this share of the steps is static."""
@@ -69,7 +71,7 @@ def drift(look: Look) -> pd.DataFrame:
         "layer": look.layers,
         "depth": look.depth,
         "displacement": np.nansum(np.abs(np.diff(path, axis=0)), 0),
-        "changes": (np.diff(path, axis=0) != 0).sum(0),
+        "changes": (np.abs(np.diff(path, axis=0)) > 0).sum(0),
         "slope": [_slope(path[:, layer]) for layer in range(path.shape[1])],
         "spatial_variance": _spatial(look),
         "temporal_variance": _variance(centroid),
@@ -129,14 +131,14 @@ def lifetimes(look: Look) -> pd.DataFrame:
 
 def over_layers(look: Look) -> pd.DataFrame:
     """The top key followed through the layers of one step; `places` is how many different keys it visits."""
-    path = look.top
+    hops = np.diff(np.where(look.top >= 0, look.top, np.nan), axis=1)  # to and from a layer without one: NaN
     return pd.DataFrame(
         {
             "sample": look.sample,
             "step": np.arange(look.steps),
-            "displacement": np.abs(np.diff(path, axis=1)).sum(1),
-            "changes": (np.diff(path, axis=1) != 0).sum(1),
-            "places": [len(set(row)) for row in path.tolist()],
+            "displacement": np.nansum(np.abs(hops), 1),
+            "changes": (np.abs(hops) > 0).sum(1),
+            "places": [len(set(row) - {-1}) for row in look.top.tolist()],
         }
     )
 
@@ -147,12 +149,12 @@ def mean_map(
     """The mean share of a layer's attention that falls on each relative place at each relative step; rows sum to 1."""
     total, count = np.zeros((steps, keys)), 0
     for look in looks:
-        at = look.layers.tolist().index(layer)
+        received = look.trace.received(layer)
         for step in range(steps):
             own = min(look.steps - 1, step * look.steps // steps)
             n = int(look.keys[own])
             place = np.arange(n) * keys // n
-            total[step] += np.bincount(place, look.received[own, at, :n], minlength=keys)
+            total[step] += np.bincount(place, received[own, :n], minlength=keys)
         count += 1
     return total / max(1, count)
 
@@ -178,10 +180,11 @@ def _spatial(look: Look) -> Float[np.ndarray, " layer"]:
     """Variance over keys of the mean lift over steps."""
     there = np.isfinite(look.lift)
     mean = np.nansum(look.lift, 0) / np.where(there.any(0), there.sum(0), np.nan)  # [layer, key]
-    return np.nanvar(mean, -1)
+    return _variance(mean.T)
 
 
-def _variance(values: Float[np.ndarray, "step layer"]) -> Float[np.ndarray, " layer"]:
+def _variance(values: Float[np.ndarray, "along layer"]) -> Float[np.ndarray, " layer"]:
+    """Of what there is; NaN where there is nothing."""
     n = np.isfinite(values).sum(0)
     with np.errstate(divide="ignore", invalid="ignore"):
         mean = np.nansum(values, 0) / n
@@ -239,14 +242,15 @@ def _split(look: Look) -> Float[np.ndarray, " layer"]:
     both = (masked > 0) & (masked < n)
     if not both.any() or trace.meta.get("rows") == "cache":
         return np.full(len(look.layers), np.nan)
-    mine, theirs = (trace.by_layer("masked", scale)[both] for scale in ("mean", "lift"))
-    seen = trace.uniform("masked")[both]
-    rest = (n - masked)[both, None, None]
+    n, masked = n[both, None, None], masked[both, None, None]
+    at, number = trace.arrays["layer_visibility"], trace.coords["group"].index
+    every, mine = (kept(trace, "seen")[both][:, at, number(group)] for group in ("all", "masked"))
+    enough = every - mine >= (n - masked).clip(1, ELIGIBLE)
+    others = look.received[both] * n - trace.by_layer("masked")[both] * masked
+    even = look.uniform[both] * n - trace.uniform("masked")[both] * masked
     with np.errstate(divide="ignore", invalid="ignore"):
-        others = (look.received[both] * n[both, None, None] - mine * masked[both, None, None]) / rest
-        even = (look.uniform[both] * n[both, None, None] - seen * masked[both, None, None]) / rest
-        unmasked = np.where(even > 0, others / even, np.nan)
-    a, b = argmax(theirs), argmax(unmasked)  # [step, layer]
+        unmasked = np.where(enough, others / even, np.nan)
+    a, b = argmax(trace.by_layer("masked", "lift", eligible=True)[both]), argmax(unmasked)  # [step, layer]
     anchors = look.anchors[both]
     is_anchor = [np.take_along_axis(anchors, np.maximum(top, 0)[..., None], -1)[..., 0] for top in (a, b)]
     share: np.ndarray = ((a != b) & is_anchor[0] & is_anchor[1]).mean(0)

@@ -23,10 +23,6 @@ TEMPLATE = "template"
 
 def classes_of(trace: Trace) -> Int[np.ndarray, "step key"]:
     """The first of CLASSES that fits, in their order; −1 beyond a step's canvas."""
-    if "pieces" not in trace.meta:
-        raise UserError(
-            f"the trace of '{trace.sample}' does not say what its tokens are; make it with floatscope trace, which does"
-        )
     tokens = trace.arrays["tokens"]
     table = _table(trace)
     known = np.full(tokens.shape, -1)
@@ -41,9 +37,18 @@ def classes_of(trace: Trace) -> Int[np.ndarray, "step key"]:
     return known
 
 
+def pieces_of(trace: Trace) -> dict[int, str]:
+    """Token id → its text."""
+    if "pieces" not in trace.meta:
+        raise UserError(
+            f"the trace of '{trace.sample}' does not say what its tokens are; make it with floatscope trace, which does"
+        )
+    return {int(i): text for i, text in trace.meta["pieces"].items()}
+
+
 def _table(trace: Trace) -> np.ndarray:
     """Token id → class, from the token's own text."""
-    pieces = {int(i): text for i, text in trace.meta["pieces"].items()}
+    pieces = pieces_of(trace)
     special, specials = trace.meta.get("special", {}), set(trace.meta.get("special_ids", ()))
     table = np.full(max(pieces, default=0) + 1, CLASSES.index("content"))
     for i, text in pieces.items():

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from floatscope.cli import options as o
 from floatscope.errors import UserError
 
 if TYPE_CHECKING:
@@ -20,33 +20,29 @@ Opt = typer.Option
 
 
 def decode(
-    model: Annotated[str, typer.Argument(help="A hub id, a folder, a .gguf file, or twin:NAME.")],
+    model: o.Name,
     prompt: Annotated[str, Opt(help="The text to answer or continue; - reads it from stdin.")],
-    new_tokens: Annotated[int | None, Opt(help="Tokens to write. Default: 32, or the preset's.")] = None,
-    steps: Annotated[int | None, Opt(help="Forwards. Default: one per token.")] = None,
-    block: Annotated[int | None, Opt(help="Fill this many tokens before the next. Default: all at once.")] = None,
-    sampler: Annotated[
-        str | None, Opt(help="Which positions a step commits: confidence, margin, entropy, threshold(tau=0.9), …")
-    ] = None,
-    preset: Annotated[str | None, Opt(help="The authors' settings: llada or dream.")] = None,
-    temperature: Annotated[float | None, Opt(help="0: the most likely token.")] = None,
+    new_tokens: o.NewTokens = None,
+    steps: o.Steps = None,
+    block: o.Block = None,
+    sampler: o.Sampler = None,
+    preset: o.Preset = None,
+    temperature: o.Temperature = None,
     top_p: Annotated[float | None, Opt(help="Draw from the fewest tokens that hold this much probability.")] = None,
     top_k: Annotated[int | None, Opt(help="Draw from this many tokens.")] = None,
     guidance: Annotated[float | None, Opt(help="Classifier-free guidance.")] = None,
     eos: Annotated[str | None, Opt(help="free, never, or last.")] = None,
     stop: Annotated[bool | None, Opt("--stop/--no-stop", help="End when the text has ended.")] = None,
-    seed: Annotated[int, Opt(help="Of whatever is drawn.")] = 0,
+    seed: o.Seed = 0,
     infill: Annotated[bool, Opt("--infill", help="Fill the masks inside the prompt instead of appending.")] = False,
-    chat: Annotated[bool | None, Opt("--chat/--raw", help="Use the chat template. Default: if there is one.")] = None,
+    chat: o.Chat = None,
     layer: Annotated[int | None, Opt(help="Watch, and underline the anchors of this layer.")] = None,
-    mask_id: Annotated[int | None, Opt(help="The mask token, where the checkpoint does not tell.")] = None,
-    shift: Annotated[bool | None, Opt("--shift/--no-shift", help="Whether row p decides position p + 1.")] = None,
-    device: Annotated[str | None, Opt(help="cpu, cuda, cuda:1, or auto for all GPUs.")] = None,
-    dtype: Annotated[str | None, Opt(help="float32, bf16 or fp16.")] = None,
-    revision: Annotated[str | None, Opt(help="Of a hub checkpoint.")] = None,
-    trust_remote_code: Annotated[
-        bool, Opt("--trust-remote-code", help="Run the checkpoint's own code; it can do anything.")
-    ] = False,
+    mask_id: o.MaskId = None,
+    shift: o.Shift = None,
+    device: o.Device = None,
+    dtype: o.Dtype = None,
+    revision: o.Revision = None,
+    trust_remote_code: o.TrustRemoteCode = False,
     as_json: Annotated[bool, Opt("--json", help="Print one JSON object: text, tokens, every step's commits.")] = False,
 ) -> None:
     """Watch a canvas being denoised: masks, fresh commits coloured by confidence, anchors of a layer underlined.
@@ -57,20 +53,19 @@ def decode(
 
     from floatscope.capture.watcher import Watch
     from floatscope.decoding import decode as start
-    from floatscope.models import load
 
     console = Console(highlight=False)
     live = console.is_terminal and not as_json
-    with Console(stderr=True).status("loading") if live else nullcontext():
-        opened = load(
-            model,
-            device=device,
-            dtype=dtype,
-            mask_id=mask_id,
-            shift=shift,
-            revision=revision,
-            trust_remote_code=trust_remote_code,
-        )
+    opened = o.opened(
+        model,
+        live,
+        device=device,
+        dtype=dtype,
+        mask_id=mask_id,
+        shift=shift,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+    )
     out = start(
         opened,
         _stdin() if prompt == "-" else prompt,

@@ -22,6 +22,8 @@ from floatscope.cli.decode import decode
 from floatscope.cli.demo import demo
 from floatscope.cli.doctor import doctor
 from floatscope.cli.models import models
+from floatscope.cli.report import report
+from floatscope.cli.trace import trace
 from floatscope.cli.twins import twins
 from floatscope.errors import UserError
 
@@ -43,6 +45,8 @@ class Commands(TyperGroup):
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command(epilog="Example: floatscope demo --out demo")(demo)
 app.command(epilog='Example: floatscope decode GSAI-ML/LLaDA-8B-Instruct --prompt "What floats?" --layer 16')(decode)
+app.command(epilog="Example: floatscope trace twin:mdm --data questions.jsonl --out runs/mdm")(trace)
+app.command(epilog="Example: floatscope report runs/arm runs/mdm --out report.html")(report)
 app.command(epilog="Example: floatscope doctor --json > doctor.json")(doctor)
 app.command(epilog="Example: floatscope models GSAI-ML/LLaDA-8B-Instruct")(models)
 

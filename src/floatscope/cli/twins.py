@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -16,31 +18,42 @@ def train(
     out: Annotated[Path, typer.Option(help="Folder for data, checkpoints and the trained models.")] = Path("twins"),
     minutes: Annotated[float, typer.Option(help="End this leg after so long; the same command does the next.")] = 8.0,
     tiny: Annotated[bool, typer.Option("--tiny", help="Two small layers and few steps, to try it on a CPU.")] = False,
-    workers: Annotated[int, typer.Option(help="Processes that make rows ahead.")] = 4,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that make rows ahead.")] = 4,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; without it a GPU if there is one.")] = None,
+    licence: Annotated[str, typer.Option(help="Licence and source of the text, as the models' cards shall say.")] = "",
 ) -> None:
     """Train the three twins from text and invented worlds, in legs that can be broken off and moved.
 
     One is autoregressive, one masked diffusion from scratch, one masked diffusion from the first.
+
+    Once all are trained they are asked the held-out questions, and each gets its scores and its card.
     """
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+    from floatscope.twins.evaluate import Asked
     from floatscope.twins.legs import leg, unfinished
     from floatscope.twins.train import RECIPES, TINY
 
     console = Console(highlight=False, soft_wrap=True)
     recipes = TINY if tiny else RECIPES
-    columns = TextColumn("[bold]{task.description:<12}[/]"), BarColumn(), TextColumn("{task.fields[said]}")
+    told_in_cards = {"licence": licence, "command": shlex.join(["floatscope", *sys.argv[1:]])}
+    columns = TextColumn("[bold]{task.description:<15}[/]"), BarColumn(), TextColumn("{task.fields[said]}")
     with Progress(*columns, TimeRemainingColumn(), console=console) as bars:
-        tasks: dict[str, object] = {}
-        for told in leg(out, text, recipes, minutes, device=device, workers=workers, compiled=not tiny):
-            rate = f"{told.tokens_per_second / 1e6:.2f} Mtok/s"
-            said = f"text {told.text_loss:.3f}  answers {told.answer_loss:.3f}  {rate}"
-            if told.kind not in tasks:
-                tasks[told.kind] = bars.add_task(told.kind, total=told.steps, said=said)
-            bars.update(tasks[told.kind], completed=told.step, said=said)  # type: ignore[arg-type]
+        tasks: dict[str, TaskID] = {}
+        for told in leg(
+            out, text, recipes, minutes, device=device, workers=workers, compiled=not tiny, **told_in_cards
+        ):
+            if isinstance(told, Asked):
+                name, done, of, said = f"ask {told.kind}", told.answered, told.questions, told.file
+            else:
+                rate = f"{told.tokens_per_second / 1e6:.2f} Mtok/s"
+                name, done, of = told.kind, told.step, told.steps
+                said = f"text {told.text_loss:.3f}  answers {told.answer_loss:.3f}  {rate}"
+            if name not in tasks:
+                tasks[name] = bars.add_task(name, total=of, said=said)
+            bars.update(tasks[name], completed=done, said=said)
     if left := unfinished(out):
         console.print(f"this leg is over; still to do: {', '.join(left)}. Run the same command to go on")
     else:
-        console.print(f"trained: {out / 'models'}")
+        console.print(f"done: the twins, their scores and their cards are in {out / 'models'}")

@@ -3,6 +3,7 @@
     text = open_text(Path("LLaDA-8B-Instruct"))
     ids = text.encode("What floats?", chat=True)     # through the chat template, which holds the bos itself
     text.decode(ids), text.pieces(ids)               # one string; one string per token
+    text.locate("What floats?", chat=True).covers    # the same ids, and which characters each of them stands for
 
 A folder without tokenizer files gives None, and prompts are then token ids.
 """
@@ -13,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import FrameType
@@ -32,6 +34,20 @@ END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<turn|>", "<|end|>"
 TEMPLATE_SECONDS = 5.0  # a chat template is a program, and may not end
 TEMPLATE_LENGTH = 4_000_000  # characters; the tokenizer would die of a much longer text, and the process with it
 BROKEN = "\ufffd"  # what an unfinished character decodes to
+PLACE = "floatscope-puts-the-prompt-here"  # rendered once, to see what a chat template writes around a prompt
+
+
+@dataclass(frozen=True)
+class Located:
+    """A prompt as token ids, and what each token stands for: [start, stop) in the characters of the prompt.
+
+    Space around a token's other characters does not count; a token of spaces alone stands for them. A special token
+    stands for nothing (None), what a chat template writes lies below 0 or beyond the prompt's end. `covers` is None
+    where nobody knows: a tokenizer without offsets, or a template that changes the prompt.
+    """
+
+    ids: list[int]
+    covers: list[tuple[int, int] | None] | None
 
 
 class Text:
@@ -64,15 +80,22 @@ class Text:
                 raise UserError(
                     "messages are encoded through the chat template; set chat=True, or give the text itself"
                 )
-            ids = self._ids(prompt)
-            end = len(ids) - len(self._trailing)
-            return ids[:end] if tuple(ids[end:]) == self._trailing else ids
-        if not self.has_template:
-            raise UserError(f"{self._name} has no chat template; encode with chat=False")
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
-        if not messages or any({"role", "content"} - m.keys() for m in messages):
-            raise UserError("messages are [{'role': 'user', 'content': '…'}, …], at least one of them")
-        return self._ids(self._render(messages), add_special_tokens=False)
+            return self._open_ended(self._read(prompt)["input_ids"])
+        ids: list[int] = self._read(self._conversation(prompt), add_special_tokens=False)["input_ids"]
+        return ids
+
+    def locate(self, prompt: str, chat: bool = False) -> Located:
+        """The ids `encode` gives, and the characters of the prompt that each of them stands for."""
+        if not getattr(self._tokenizer, "is_fast", False):
+            return Located(self.encode(prompt, chat), None)
+        text = self._conversation(prompt) if chat else prompt
+        read = self._read(text, add_special_tokens=not chat, return_offsets_mapping=True)
+        ids = read["input_ids"] if chat else self._open_ended(read["input_ids"])
+        found = self._inside(text) if chat else (0, len(text))
+        if found is None or (inner := text[slice(*found)]).strip() != prompt.strip() or inner not in prompt:
+            return Located(ids, None)
+        spans = self._spans(ids, read["offset_mapping"], text)
+        return Located(ids, [span and _within(prompt, inner, found[0], span) for span in spans])
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text, special tokens left out, spaces as they are."""
@@ -128,6 +151,11 @@ class Text:
         return max(self._tokens, default=-1) + 1
 
     @property
+    def special_ids(self) -> frozenset[int]:
+        """Tokens that are no text."""
+        return self._special
+
+    @property
     def lacking_bytes(self) -> frozenset[str]:
         """Of a byte-level tokenizer without a token for the unknown, the bytes it would silently drop."""
         from tokenizers import pre_tokenizers
@@ -160,14 +188,50 @@ class Text:
                 said = self._tokenizer.decode(ids[start:whole], clean_up_tokenization_spaces=False)
         return shown
 
-    def _ids(self, text: str, **how: bool) -> list[int]:
+    def _read(self, text: str, **how: bool) -> Mapping[str, Any]:
+        """The tokenizer's answer: `input_ids`, and `offset_mapping` if that was asked for."""
         try:
-            ids: list[int] = self._tokenizer(text, verbose=False, **how)["input_ids"]
+            read: Mapping[str, Any] = self._tokenizer(text, verbose=False, **how)
         except BaseException as error:
             if is_rust(error) or isinstance(error, (TypeError, ValueError)):  # no valid text, or its own rules loop
                 raise UserError(f"the tokenizer of {self._name} cannot read this text ({reason(error)})") from error
             raise
-        return ids
+        return read
+
+    def _open_ended(self, ids: list[int]) -> list[int]:
+        """Without what the tokenizer puts after a text: the answer comes there."""
+        end = len(ids) - len(self._trailing)
+        return ids[:end] if tuple(ids[end:]) == self._trailing else ids
+
+    def _spans(
+        self, ids: Sequence[int], offsets: Sequence[tuple[int, int]], text: str
+    ) -> Iterator[tuple[int, int] | None]:
+        """The characters of the text each token stands for, without the space around them."""
+        before = 0
+        for token, (start, stop) in zip(ids, offsets, strict=False):  # what follows the text has offsets and no id here
+            if start == stop:  # some byte-level tokenizers leave leading space out, and so a token of spaces is empty
+                start = min(before, stop)
+            before = max(before, stop)
+            said = text[start:stop].strip()
+            named = token in self._special and said == self._tokens.get(token)  # the unknown token stands for its word
+            first = text.index(said, start) if said else start
+            yield None if named or start == stop else (first, first + len(said) if said else stop)
+
+    def _inside(self, text: str) -> tuple[int, int] | None:
+        """Where the prompt stands in a conversation of it alone; None if the template does not say."""
+        before, place, after = self._around
+        start, stop = len(before), len(text) - len(after)
+        known = place and start <= stop and text.startswith(before) and text.endswith(after)
+        return (start, stop) if known else None
+
+    def _conversation(self, prompt: str | Messages) -> str:
+        """The text a prompt or a list of messages becomes, up to where the answer begins."""
+        if not self.has_template:
+            raise UserError(f"{self._name} has no chat template; encode with chat=False")
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
+        if not messages or any({"role", "content"} - m.keys() for m in messages):
+            raise UserError("messages are [{'role': 'user', 'content': '…'}, …], at least one of them")
+        return self._render(messages)
 
     def _render(self, messages: list[dict[str, str]]) -> str:
         from jinja2 import TemplateError
@@ -203,6 +267,12 @@ class Text:
         return frozenset(i for i, token in added.items() if token.special) | frozenset(self._tokenizer.all_special_ids)
 
     @cached_property
+    def _around(self) -> tuple[str, str, str]:
+        """What the chat template writes before a prompt, the prompt's place, and what it writes after."""
+        text = self._conversation(PLACE)
+        return text.partition(PLACE) if text.count(PLACE) == 1 else (text, "", "")
+
+    @cached_property
     def _trailing(self) -> tuple[int, ...]:
         """What the tokenizer puts after a text by itself."""
         bare = self._tokenizer("a", add_special_tokens=False)["input_ids"]
@@ -211,6 +281,18 @@ class Text:
             if whole[i : i + len(bare)] == bare:
                 return tuple(whole[i + len(bare) :])
         return ()
+
+
+def _within(prompt: str, inner: str, start: int, span: tuple[int, int]) -> tuple[int, int]:
+    """A span of a conversation, counted in the prompt, of which `inner` begins at `start` of the conversation."""
+    stop, lead = start + len(inner), prompt.index(inner)
+
+    def at(character: int) -> int:
+        if character < start:
+            return character - start
+        return character - start + lead if character < stop else character - stop + len(prompt)
+
+    return at(span[0]), at(span[1] - 1) + 1
 
 
 def open_text(folder: Path, separator: bool = False, trust_remote_code: bool = False) -> Text | None:

@@ -2,7 +2,7 @@
 
 from floatscope.trace.forecast import Forecast, forecast
 from floatscope.trace.recorder import Recorder
-from floatscope.trace.run import Run, create_run, open_run
+from floatscope.trace.run import Run, controls, create_run, open_run
 from floatscope.trace.trace import Trace
 
-__all__ = ["Forecast", "Recorder", "Run", "Trace", "create_run", "forecast", "open_run"]
+__all__ = ["Forecast", "Recorder", "Run", "Trace", "controls", "create_run", "forecast", "open_run"]

@@ -3,6 +3,7 @@
     runs/demo/run.json                      provenance, settings, sample ids, batch plan, status
     runs/demo/samples/<id>.safetensors      one trace each; there once it is whole
     runs/demo/run.lock                      held by the one process that writes
+    runs/demo/untrained-0/                  a run of its own: the untrained control of seed 0, where there is one
 
 A run that was killed keeps every finished sample and goes on with `resume=True`. Which samples are done is read from
 the folder, never from memory, so that nothing can disagree with the files.
@@ -29,6 +30,7 @@ from floatscope.trace.record import RECORD, differences, new_record, read_record
 from floatscope.trace.trace import Trace
 
 LOCK, SAMPLES = "run.lock", "samples"
+CONTROL = "untrained-"
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,10 +153,7 @@ def create_run(
 
     Resuming where there is no run yet starts one, so that a job restarted by a scheduler needs a single command.
     """
-    if not samples:
-        raise UserError("a run needs at least one sample, got none")
-    if doubles := [sample for sample, times in Counter(samples).items() if times > 1]:
-        raise UserError(f"sample ids must differ, and {len(doubles)} occur more than once, such as '{doubles[0]}'")
+    _check_samples(samples)
     folder, record = Path(path), new_record(settings, samples, plan)
     try:
         _check_place(folder, resume)
@@ -175,6 +174,47 @@ def open_run(path: str | Path) -> Run:
     return Run(Path(path), read_record(Path(path)))
 
 
+def check_run(
+    path: str | Path,
+    settings: Mapping[str, Any],
+    samples: Sequence[str],
+    *,
+    plan: Sequence[Sequence[str]] | None = None,
+    resume: bool = False,
+) -> None:
+    """What `create_run` would refuse, before anything is made."""
+    _check_samples(samples)
+    folder = Path(path)
+    try:
+        _check_place(folder, resume)
+    except OSError as error:
+        raise UserError(f"cannot make a run in {folder}: {error.strerror}") from error
+    if (folder / RECORD).exists():
+        _check_same(folder, read_record(folder), new_record(settings, samples, plan))
+
+
+def control_path(path: str | Path, seed: int) -> Path:
+    """Where the untrained control of a run lies."""
+    return Path(path) / f"{CONTROL}{seed}"
+
+
+def controls(path: str | Path) -> list[Path]:
+    """The run folders of a run's untrained controls, by seed."""
+    found = {
+        int(folder.name.removeprefix(CONTROL)): folder
+        for folder in Path(path).glob(f"{CONTROL}*")
+        if folder.name.removeprefix(CONTROL).isdecimal() and (folder / RECORD).exists()
+    }
+    return [found[seed] for seed in sorted(found)]
+
+
+def _check_samples(samples: Sequence[str]) -> None:
+    if not samples:
+        raise UserError("a run needs at least one sample, got none")
+    if doubles := [sample for sample, times in Counter(samples).items() if times > 1]:
+        raise UserError(f"sample ids must differ, and {len(doubles)} occur more than once, such as '{doubles[0]}'")
+
+
 def _check_place(folder: Path, resume: bool) -> None:
     if (folder / RECORD).exists():
         if not resume:
@@ -192,16 +232,7 @@ def _start(folder: Path, record: dict[str, Any], lock: IO[str]) -> Run:
     """Write run.json, or take over the one that is there; the lock is ours."""
     if (folder / RECORD).exists():
         then = read_record(folder)
-        plan = then["plan"] if record["plan"] is None else record["plan"]
-        changes = list(differences(then["settings"], record["settings"]))
-        changes += differences(
-            {key: then[key] for key in ("samples", "plan")}, {"samples": record["samples"], "plan": plan}
-        )
-        if changes:
-            raise UserError(
-                f"{folder} cannot be resumed with other settings: {'; '.join(changes)}. Give those it was made with, "
-                f"or another path"
-            )
+        _check_same(folder, then, record)
         record = then | {"resumed": [*then["resumed"], record["provenance"]]}
         _sweep(folder, record["samples"])
     record["status"] = "unfinished" if Run(folder, record).missing else "finished"
@@ -209,6 +240,17 @@ def _start(folder: Path, record: dict[str, Any], lock: IO[str]) -> Run:
     (folder / SAMPLES).mkdir(exist_ok=True)
     sync_folder(folder.parent)
     return Run(folder, record, lock)
+
+
+def _check_same(folder: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    plan = then["plan"] if now["plan"] is None else now["plan"]
+    changes = list(differences(then["settings"], now["settings"]))
+    changes += differences({key: then[key] for key in ("samples", "plan")}, {"samples": now["samples"], "plan": plan})
+    if changes:
+        raise UserError(
+            f"{folder} cannot be resumed with other settings: {'; '.join(changes)}. Give those it was made with, "
+            f"or another path"
+        )
 
 
 def _sweep(folder: Path, samples: Sequence[str]) -> None:

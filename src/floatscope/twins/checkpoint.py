@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 
 from floatscope.errors import UserError
 from floatscope.twins.train import Progress, Recipe
+from floatscope.twins.writing import writing
 
 PIECE = 15 * 1000**2
 
@@ -33,16 +35,16 @@ def save(
     part = folder / f"{name}.part"
     shutil.rmtree(part, ignore_errors=True)
     try:
-        part.mkdir(parents=True)
-        for i, piece in enumerate(_pieces(_state(module, optimizer))):
-            save_file(piece, part / f"piece-{i:02}.safetensors")
-        told = {"kind": kind, "recipe": recipe.as_json, "step": progress.step, "losses": progress.losses}
-        (part / "progress.json").write_text(json.dumps(told))
-        shutil.rmtree(folder / name, ignore_errors=True)
-        part.rename(folder / name)
-    except (OSError, SafetensorError) as error:
+        with writing("the checkpoint", folder):
+            part.mkdir(parents=True)
+            for i, piece in enumerate(_pieces(_state(module, optimizer))):
+                save_file(piece, part / f"piece-{i:02}.safetensors")
+            told = {"kind": kind, "recipe": recipe.as_json, **asdict(progress)}
+            (part / "progress.json").write_text(json.dumps(told))
+            shutil.rmtree(folder / name, ignore_errors=True)
+            part.rename(folder / name)
+    finally:
         shutil.rmtree(part, ignore_errors=True)
-        raise UserError(f"cannot write the checkpoint to {folder}: {error}; the one before is kept") from error
     for other in _checkpoints(folder):
         if other.name != name:
             shutil.rmtree(other)
@@ -62,12 +64,13 @@ def restore(
         stored: dict[str, Tensor] = {}
         for piece in sorted(at.glob("piece-*.safetensors")):
             stored |= load_file(piece)
-    except (OSError, ValueError, SafetensorError) as error:
+        then = told["kind"], told["recipe"]
+        losses = [(int(step), float(text), float(answers)) for step, text, answers in told["losses"]]
+        progress = Progress(int(told["step"]), losses, float(told["seconds"]))
+    except (OSError, ValueError, TypeError, LookupError, SafetensorError) as error:
         raise UserError(f"the checkpoint {at} is damaged ({error}); remove it to begin again") from error
-    if (told["kind"], told["recipe"]) != (kind, recipe.as_json):
-        what = f"{told['kind']}, {_differs(told['recipe'], recipe)}"
-        raise UserError(f"{at} is of another training ({what}); use another --out")
-    wanted = _state(module, optimizer, told["step"])
+    check_same(at, then, kind, recipe)
+    wanted = _state(module, optimizer, progress.step)
     if stored.keys() != wanted.keys():
         lost = sorted(wanted.keys() ^ stored.keys())
         said = f"the checkpoint {at} lacks or adds {len(lost)} tensors, such as {lost[0]}"
@@ -75,7 +78,14 @@ def restore(
     with torch.no_grad():
         for name, tensor in wanted.items():
             tensor.copy_(_joined(stored[name], tensor))
-    return Progress(told["step"], [(int(s), float(a), float(b)) for s, a, b in told["losses"]])
+    return progress
+
+
+def check_same(at: Path, then: tuple[str, dict[str, Any]], kind: str, recipe: Recipe) -> None:
+    """What lies at `at`, of a kind and a recipe, belongs to this training."""
+    if then != (kind, recipe.as_json):
+        what = f"{then[0]}, {_differs(then[1], recipe)}"
+        raise UserError(f"{at} is of another training ({what}); use another --out")
 
 
 def _state(module: nn.Module, optimizer: torch.optim.Optimizer, step: int | None = None) -> dict[str, Tensor]:

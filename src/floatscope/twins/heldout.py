@@ -22,9 +22,9 @@ from importlib.resources import files
 from pathlib import Path
 from random import Random
 
+from floatscope.tasks.read import read_samples
+from floatscope.tasks.sample import Sample
 from floatscope.twins.world import (
-    Passage,
-    Sample,
     World,
     closed_book,
     contradicted,
@@ -74,15 +74,4 @@ def write(path: Path, samples: Sequence[Sample]) -> None:
 
 def read(name: str) -> list[Sample]:
     """A shipped file."""
-    lines = (files("floatscope.twins") / "held-out" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
-    return [_sample(json.loads(line)) for line in lines]
-
-
-def _sample(told: dict[str, object]) -> Sample:
-    known = dict(told)
-    passages = tuple(
-        Passage(p["title"], p["text"], p["gold"], tuple((s, e) for s, e in p["evidence"]))
-        for p in known.pop("passages")  # type: ignore[attr-defined]
-    )
-    id, question, answers = (known.pop(name) for name in ("id", "question", "answers"))
-    return Sample(str(id), str(question), tuple(answers), passages, known)  # type: ignore[arg-type]
+    return read_samples(Path(str(files("floatscope.twins") / "held-out" / f"{name}.jsonl")))

@@ -1,13 +1,14 @@
-"""The whole training, in legs: prepare, `arm`, `mdm`, `mdm-adapted`; each goes on where it stopped.
+"""The whole training, in legs: prepare, `arm`, `mdm`, `mdm-adapted`, then their scores and cards.
 
-    for told in leg(Path("twins"), ["enwik8_clean.txt.xz"], Recipe(), minutes=8):
-        told.kind, told.step, told.losses
+    for told in leg(Path("twins"), [Path("enwik8_clean.txt.xz")], RECIPES, minutes=8):
+        told.kind                                # a Told while it is trained, an Asked while it is examined
 
 A leg ends when its time is over. The same call again, here or on a machine the folder was moved to, does the next.
 """
 
 from __future__ import annotations
 
+import shutil
 import signal
 import threading
 import time
@@ -23,9 +24,15 @@ from torch import nn
 from floatscope.errors import UserError
 from floatscope.models import write_checkpoint
 from floatscope.models.families import PLAIN_SIZES
-from floatscope.twins.checkpoint import restore, save
+from floatscope.models.files import WHOLE
+from floatscope.models.place import device_of
+from floatscope.twins.card import write_card
+from floatscope.twins.checkpoint import check_same, restore, save
+from floatscope.twins.evaluate import Asked, examine, missing, read_scores
 from floatscope.twins.material import Material, batches, prepare
+from floatscope.twins.record import device_name, digest, read_training, training_facts, write_training
 from floatscope.twins.train import KINDS, Progress, Recipe, new_module, optimizer_for, train_steps
+from floatscope.twins.writing import writing
 
 LAYOUTS = {"arm": "native", "mdm": "llada", "mdm-adapted": "dream"}
 SAVE_EVERY = 120.0  # seconds
@@ -33,7 +40,7 @@ SAVE_EVERY = 120.0  # seconds
 
 @dataclass(frozen=True)
 class Told:
-    """How far a leg is."""
+    """How far a training is."""
 
     kind: str
     step: int
@@ -42,6 +49,23 @@ class Told:
     answer_loss: float
     tokens_per_second: float
     finished: bool = False
+
+
+@dataclass(frozen=True)
+class Leg:
+    """What one call is given, beside the text and the recipes."""
+
+    folder: Path
+    ends: float  # by the monotonic clock
+    place: torch.device
+    workers: int
+    compiled: bool
+    command: str
+    licence: str
+
+    @property
+    def over(self) -> bool:
+        return time.monotonic() > self.ends
 
 
 def leg(
@@ -53,54 +77,74 @@ def leg(
     device: str | None = None,
     workers: int = 0,
     compiled: bool = False,
-) -> Iterator[Told]:
-    """Train until the time is over or everything is done; a kind that is done is written to `folder`/models."""
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    ends = time.monotonic() + 60 * minutes
-    material = prepare(folder / "material", text, recipes["arm"])
-    for kind in KINDS:
-        if not (folder / "models" / kind / "config.json").is_file() and time.monotonic() < ends:
-            yield from _train(folder, kind, recipes[kind], material, ends, place, workers, compiled)
+    command: str = "",
+    licence: str = "",
+) -> Iterator[Told | Asked]:
+    """Train until the time is over or everything is done; a kind that is done is written to `folder`/models.
+
+    Once all are, they are asked the held-out questions and get their cards, which tell `command` and `licence` (of the
+    text) as they are given.
+    """
+    place = device_of(device)
+    if isinstance(place, str):
+        raise UserError("a twin is trained on one device; give cpu, cuda or cuda:1")
+    now = Leg(folder, time.monotonic() + 60 * minutes, place, workers, compiled, command, licence)
+    if _untrained(folder):
+        with writing("the material", folder / "material"):
+            material = prepare(folder / "material", text, recipes["arm"])
+        for kind in KINDS:
+            at = folder / "models" / kind
+            if kind not in _untrained(folder):
+                then = read_training(at)
+                check_same(at, (then["kind"], then["recipe"]), kind, recipes[kind])
+            elif not now.over:
+                yield from _train(now, kind, recipes[kind], material)
+    if not _untrained(folder):
+        for kind in KINDS:
+            yield from examine(folder / "models" / kind, place, lambda: now.over)
+        if not unfinished(folder):
+            for kind in KINDS:
+                write_card(folder / "models" / kind)
 
 
 def unfinished(folder: Path) -> list[str]:
+    """What is still to do, in words."""
+    untrained = _untrained(folder)
+    unscored = [k for k in KINDS if k in untrained or missing(read_scores(folder / "models" / k))]
+    return [*untrained, *(f"scores of {kind}" for kind in unscored)]
+
+
+def _untrained(folder: Path) -> list[str]:
     return [kind for kind in KINDS if not (folder / "models" / kind / "config.json").is_file()]
 
 
-def _train(
-    folder: Path,
-    kind: str,
-    recipe: Recipe,
-    material: Material,
-    ends: float,
-    place: torch.device,
-    workers: int,
-    compiled: bool,
-) -> Iterator[Told]:
+def _train(now: Leg, kind: str, recipe: Recipe, material: Material) -> Iterator[Told]:
+    folder, models = now.folder / kind, now.folder / "models"
     module = new_module(recipe)
     if kind == "mdm-adapted":
-        _copy_weights(folder / "models" / "arm", module)
-    module.to(place)
+        _copy_weights(models / "arm", module)
+    module.to(now.place)
     optimizer = optimizer_for(module, recipe)
-    progress = restore(folder / kind, module, optimizer, recipe, kind) or Progress(0, [])
-    began, start, saved = time.monotonic(), progress.step, time.monotonic()
-    with closing(batches(material, recipe, progress.step, workers)) as rows, _interrupts() as interrupted:
+    progress = restore(folder, module, optimizer, recipe, kind) or Progress(0, [])
+    began, start, earlier, saved = time.monotonic(), progress.step, progress.seconds, time.monotonic()
+    with closing(batches(material, recipe, progress.step, now.workers)) as rows, _interrupts() as interrupted:
 
         def over() -> bool:
-            return bool(interrupted) or time.monotonic() > ends
+            return bool(interrupted) or now.over
 
-        steps = train_steps(module, optimizer, recipe, kind, rows, progress, over, compiled)
-        for _ in steps:
+        for _ in train_steps(module, optimizer, recipe, kind, rows, progress, over, now.compiled):
+            progress.seconds = earlier + time.monotonic() - began
             if time.monotonic() - saved > SAVE_EVERY:
-                save(folder / kind, module, optimizer, progress, recipe, kind)
+                save(folder, module, optimizer, progress, recipe, kind)
                 saved = time.monotonic()
-            rate = (progress.step - start) * recipe.batch * recipe.length / (time.monotonic() - began)
+            rate = (progress.step - start) * recipe.batch * recipe.length / (progress.seconds - earlier)
             yield _told(kind, progress, recipe, rate)
-    save(folder / kind, module, optimizer, progress, recipe, kind)
+        progress.seconds = earlier + time.monotonic() - began
+    save(folder, module, optimizer, progress, recipe, kind)
     if interrupted:
         raise KeyboardInterrupt
     if progress.step >= recipe.steps:
-        write_twin(folder / "models" / kind, module, kind, recipe, material)
+        write_twin(models / kind, module, kind, recipe, material, progress, now)
         yield _told(kind, progress, recipe, 0.0, finished=True)
 
 
@@ -124,8 +168,10 @@ def _interrupts() -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, before)
 
 
-def write_twin(folder: Path, module: nn.Module, kind: str, recipe: Recipe, material: Material) -> None:
-    """The trained weights in bf16, in the layout of the real family, with the tokenizer."""
+def write_twin(
+    folder: Path, module: nn.Module, kind: str, recipe: Recipe, material: Material, progress: Progress, now: Leg
+) -> None:
+    """The trained weights in bf16, in the layout of the real family, with the tokenizer and training.json."""
     tokenizer, _ = material.open()
     module = module.to("cpu", torch.bfloat16)
     ids: dict[str, int] = {"eos_token_id": recipe.vocabulary - 3, "bos_token_id": recipe.vocabulary - 2}
@@ -133,9 +179,25 @@ def write_twin(folder: Path, module: nn.Module, kind: str, recipe: Recipe, mater
     ids |= {} if kind == "arm" else {"mask_token_id": recipe.mask_id}
     layout = LAYOUTS[kind]
     part = folder.with_name(f"{folder.name}.part")
-    write_checkpoint(part, _as_qwen2(module) if layout == "dream" else module, layout, ids=ids)
-    tokenizer.save_pretrained(str(part))
-    part.rename(folder)
+    try:
+        with writing("the trained model", folder):
+            write_checkpoint(part, _as_qwen2(module) if layout == "dream" else module, layout, ids=ids)
+            tokenizer.save_pretrained(str(part))
+            training = training_facts(
+                kind=kind,
+                recipe=recipe,
+                progress=progress,
+                parameters=sum(p.numel() for p in module.parameters()),
+                text=material.facts,
+                licence=now.licence,
+                command=now.command,
+                device=device_name(now.place),
+                weights=digest(part / WHOLE),
+            )
+            write_training(part, training)
+            part.rename(folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def _as_qwen2(llama: Any) -> nn.Module:

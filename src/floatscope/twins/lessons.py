@@ -15,10 +15,11 @@ from random import Random
 
 import numpy as np
 
+from floatscope.tasks import prompt
+from floatscope.tasks.sample import Sample
 from floatscope.twins.words import Words
 from floatscope.twins.world import (
     HOPS,
-    Sample,
     World,
     ask,
     closed_book,
@@ -48,9 +49,7 @@ class Rows:
 
 def prompt_of(sample: Sample, question_first: bool = False) -> str:
     """The prompt a question is asked with, here and in evaluation."""
-    told = "".join(f"Document {i}: {p.text}\n" for i, p in enumerate(sample.passages, 1))
-    asked = f"Question: {sample.question}\n"
-    return f"{asked}{told}Answer:" if question_first else f"{told}{asked}Answer:"
+    return prompt.prompt_of(sample, question_first).text
 
 
 class Writer:
@@ -75,7 +74,7 @@ class Writer:
         self.put([self.words.eos] * self.rng.randrange(below), TAIL)
 
     def ask(self, sample: Sample) -> None:
-        self.put(self.words(f"Question: {sample.question}\nAnswer:"), CONTEXT)
+        self.put(self.words(prompt_of(sample)), CONTEXT)
         self.answer(sample.answers[0])
 
 

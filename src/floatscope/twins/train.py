@@ -156,6 +156,7 @@ class Progress:
 
     step: int
     losses: list[tuple[int, float, float]]  # (step, text, answers), means since the last entry
+    seconds: float = 0.0  # spent on these steps, over all legs
 
 
 def train_steps(
@@ -168,7 +169,8 @@ def train_steps(
     over: Callable[[], bool],
     compiled: bool = False,
 ) -> Iterator[Progress]:
-    """Train on batch after batch until the time is over; yields every hundred steps. A step draws by its number."""
+    """Train on batch after batch until the time is over; yields every hundred steps and at the last. A step draws by
+    its number."""
     device = next(module.parameters()).device
     forward = _forward(module, kind, compiled)
     seen: list[Tensor] = []
@@ -192,7 +194,7 @@ def train_steps(
         optimizer.zero_grad(set_to_none=True)
         seen.append(torch.stack([text.detach(), answers.detach()]))
         progress.step += 1
-        if progress.step % 100 == 0:
+        if progress.step % 100 == 0 or progress.step == recipe.steps:
             mean = torch.stack(seen).mean(0).tolist()
             progress.losses.append((progress.step, mean[0], mean[1]))
             seen = []

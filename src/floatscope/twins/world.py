@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
-from typing import Any
+
+from floatscope.tasks.sample import Passage, Sample
 
 HELD_OUT = 8
 """One name in this many is never trained on; held-out files are made of those alone."""
@@ -153,39 +154,6 @@ def _relatives(rng: Random, given: str, family: str) -> list[str]:
     """Now and then people who share a name, so that half a name does not find a person."""
     shared = [f"{rng.choice(GIVEN)} {family}", f"{given} {rng.choice(FAMILY)}"]
     return [name for name in shared if rng.random() < 0.4]
-
-
-@dataclass(frozen=True)
-class Passage:
-    title: str
-    text: str
-    gold: bool = False
-    evidence: tuple[tuple[int, int], ...] = ()  # [start, stop) characters of the answer in `text`
-    relations: tuple[str, ...] = ()  # what it tells
-
-
-@dataclass(frozen=True)
-class Sample:
-    """A question as task files have it."""
-
-    id: str
-    question: str
-    answers: tuple[str, ...]
-    passages: tuple[Passage, ...] = ()
-    meta: dict[str, Any] = field(default_factory=dict)
-
-    def as_json(self) -> dict[str, Any]:
-        passages = [
-            {"title": p.title, "text": p.text, "gold": p.gold, "evidence": [list(span) for span in p.evidence]}
-            for p in self.passages
-        ]
-        return {
-            "id": self.id,
-            "question": self.question,
-            "answers": list(self.answers),
-            "passages": passages,
-            **self.meta,
-        }
 
 
 def tell(person: Person, relations: Sequence[str], rng: Random) -> tuple[str, dict[str, tuple[int, int]]]:

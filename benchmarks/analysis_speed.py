@@ -1,0 +1,150 @@
+"""How long it takes to analyse a run: all tables of anchors, absorption, floating and depth, in one pass over it.
+
+    python benchmarks/analysis_speed.py                     # 64 samples, 32 steps, 32 layers of 32 heads, T = 1024
+    python benchmarks/analysis_speed.py --samples 8 --profile
+
+The run is made up (moving anchors, real sizes) and written to a temporary folder first, by another process, so that the
+peak memory is that of the analysis. Reading includes comparing every file with its digest. Seconds of the CPU are those
+of this process, whatever else runs on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import json
+import pstats
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from watch_cost import commit, machine
+
+from floatscope.analysis import measure
+from floatscope.capture.fields import FIELDS, GROUPS, RANKS, fields_of
+from floatscope.trace import Trace, create_run, forecast, open_run
+from floatscope.trace.layout import COORDS, OWN, stored_axes
+from floatscope.trace.sizes import format_size
+from floatscope.values import State
+
+T, STEPS, LAYERS, HEADS, NEW = 1024, 32, 32, 32, 32
+REGIONS = ("template", "question", *(f"document {k}" for k in range(1, 6)), "gold")
+GOAL = "60 s and 4 GB for 64 samples"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=int, default=64)
+    parser.add_argument("--profile", action="store_true", help="what the time goes to")
+    parser.add_argument("--json", type=Path, help="write the figures there too")
+    parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.write:
+        write(args.write, args.samples)
+        return
+    size = forecast(
+        samples=args.samples, steps=STEPS, layers=LAYERS, heads=HEADS, keys=T, regions=len(REGIONS), commits=NEW
+    )
+    print(
+        f"{machine('cpu')}, commit {commit()}; {args.samples} samples, {format_size(size.total)} of traces", flush=True
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        own = [sys.executable, __file__, "--write", folder, "--samples", str(args.samples)]
+        subprocess.run(own, check=True)
+        told = analyse(Path(folder), args.profile)
+    for row in told["at"]:
+        print(f"{row['samples']:3} samples: {row['seconds']:.1f} s")
+    print(f"{told['cpu']:.1f} s of the CPU; reading took {told['reading']:.1f} s of the time")
+    print(f"peak memory {told['peak_mib']:.0f} MiB; goal: {GOAL}")
+    if args.json:
+        args.json.write_text(json.dumps({"machine": machine("cpu"), "commit": commit(), **told}, indent=1))
+
+
+def analyse(folder: Path, profile: bool) -> dict[str, Any]:
+    run = open_run(folder)
+    reading, at = 0.0, []
+
+    def traces() -> Any:
+        nonlocal reading
+        for sample in run.done:
+            start = time.perf_counter()
+            trace = run.trace(sample)
+            reading += time.perf_counter() - start
+            yield trace
+
+    def told(_: str) -> None:
+        at.append(time.perf_counter() - began)
+
+    watched = cProfile.Profile(time.process_time)
+    began, cpu = time.perf_counter(), time.process_time()
+    if profile:
+        watched.enable()
+    measured = measure(traces(), told=told)
+    if profile:
+        watched.disable()
+        pstats.Stats(watched).sort_stats("cumulative").print_stats(40)
+    cpu = time.process_time() - cpu
+    assert not measured.lacking, measured.lacking
+    marks = sorted({len(at) // 4, len(at) // 2, len(at)} - {0})
+    return {
+        "at": [{"samples": n, "seconds": at[n - 1]} for n in marks],
+        "cpu": cpu,
+        "reading": reading,
+        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "rows": {name: len(table) for name, table in measured.tables.items()},
+    }
+
+
+def write(folder: Path, samples: int) -> None:
+    names = [f"sample-{i}" for i in range(samples)]
+    with create_run(folder, {}, names, resume=True) as run:
+        for seed, name in enumerate(names):
+            run.write(made_up(name, np.random.default_rng(seed)))
+
+
+def made_up(sample: str, rng: np.random.Generator) -> Trace:
+    """Full attention with an anchor in each layer that stays for a few steps; what no analysis reads is zeros."""
+    sizes = {"step": STEPS, "layer": LAYERS, "head": HEADS, "key": T, "rank": RANKS, "commit": NEW, "visibility": 1}
+    sizes |= {"region": len(REGIONS), "key_region": len(REGIONS), "position": T}
+    sizes |= {axis: len(names) for axis, names in COORDS.items()}
+    fields = {name: FIELDS[name] for name in fields_of("summary")} | OWN
+    axes = {name: f.axes if name in OWN else stored_axes(name, f.axes) for name, f in fields.items()}
+    arrays = {name: np.zeros([sizes[axis] for axis in axes[name]], f.dtype) for name, f in fields.items()}
+    step, key, prompt = np.arange(STEPS), np.arange(T), T - NEW
+
+    states = np.where(key < prompt, State.PROMPT, np.where(key - prompt < step[:, None], State.COMMITTED, State.MASKED))
+    text = rng.choice(100_000, T)
+    arrays["tokens"][:], arrays["states"][:] = np.where(states == State.MASKED, 126_336, text), states
+    arrays["keys"][:], arrays["queries"][:], arrays["tokens_after"][:] = T, T, text
+    arrays["block"][:], arrays["layers"][:] = (prompt, T), np.arange(LAYERS)
+    arrays["commit_step"][:], arrays["commit_position"][:] = step, prompt + step
+    arrays["commit_row"][:], arrays["commit_token"][:] = prompt + step, text[prompt:]
+    for region in range(len(REGIONS)):
+        arrays["region_member"][region * 100 : region * 100 + 100, region] = True
+    arrays["region_member"][:, -1] = arrays["region_member"][:, 2]  # gold is the first document
+
+    received = rng.gamma(2, 1, (STEPS, LAYERS, len(GROUPS), T))
+    path = rng.integers(0, T, (STEPS // 4, LAYERS)).repeat(4, 0)
+    np.put_along_axis(received, np.broadcast_to(path[..., None, None], (*received.shape[:3], 1)), 400.0, -1)
+    arrays["received"][:] = received / received.sum(-1, keepdims=True)
+    arrays["uniform"][:], arrays["eligible"][:] = 1 / T, 1
+    arrays["seen"][:] = np.stack([np.full(STEPS, T), NEW - step, step, np.ones(STEPS)], -1)[:, None, :, None]
+    arrays["top_key"][:] = rng.integers(0, T, arrays["top_key"].shape, np.int32)
+    arrays["top"][:] = rng.random(arrays["top"].shape, np.float32) * 10
+    arrays["moments"][..., 0], arrays["moments"][..., 1], arrays["moments"][..., 2] = T, T, 4 * T
+    arrays["head_stats"][:] = rng.random(arrays["head_stats"].shape, np.float32)
+    arrays["row_regions"][:] = rng.random(arrays["row_regions"].shape, np.float32) / len(REGIONS)
+
+    pieces = {str(i): ("\n", " .", "", " word")[i % 4] for i in [*text.tolist(), 126_336]}
+    meta = {"family": "mdm", "rows": "all", "pieces": pieces, "special": {"mask": 126_336}, "special_ids": [126_336]}
+    coords = {**COORDS, "region": REGIONS, "key_region": REGIONS}
+    return Trace(sample, arrays, axes, coords, meta)
+
+
+if __name__ == "__main__":
+    main()

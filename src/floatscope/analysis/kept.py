@@ -1,0 +1,18 @@
+"""What an analysis reads of a trace that keeps only some fields."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from floatscope.errors import UserError
+from floatscope.trace import Trace
+
+
+def kept(trace: Trace, name: str) -> np.ndarray:
+    """An array of the trace; one that was not kept is named."""
+    if name not in trace.arrays:
+        raise UserError(
+            f"the trace of '{trace.sample}' does not keep '{name}', which this reads; it comes with keep=\"summary\" or"
+            " more"
+        )
+    return trace.arrays[name]

@@ -1,0 +1,41 @@
+"""The options `decode` and `trace` have in common, and how both open a model."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from floatscope.models import Model
+
+Opt = typer.Option
+
+Name = Annotated[str, typer.Argument(help="A hub id, a folder, a .gguf file, or twin:NAME.")]
+NewTokens = Annotated[int | None, Opt(help="Tokens to write. Default: 32, or the preset's.")]
+Steps = Annotated[int | None, Opt(help="Forwards. Default: one per token.")]
+Block = Annotated[int | None, Opt(help="Fill this many tokens before the next. Default: all at once.")]
+Sampler = Annotated[
+    str | None, Opt(help="Which positions a step commits: confidence, margin, entropy, threshold(tau=0.9), …")
+]
+Preset = Annotated[str | None, Opt(help="The authors' settings: llada or dream.")]
+Temperature = Annotated[float | None, Opt(help="0: the most likely token.")]
+Seed = Annotated[int, Opt(help="Of whatever is drawn.")]
+Chat = Annotated[bool | None, Opt("--chat/--raw", help="Use the chat template. Default: if there is one.")]
+MaskId = Annotated[int | None, Opt(help="The mask token, where the checkpoint does not tell.")]
+Shift = Annotated[bool | None, Opt("--shift/--no-shift", help="Whether row p decides position p + 1.")]
+Device = Annotated[str | None, Opt(help="cpu, cuda, cuda:1, or auto for all GPUs.")]
+Dtype = Annotated[str | None, Opt(help="float32, bf16 or fp16.")]
+Revision = Annotated[str | None, Opt(help="Of a hub checkpoint.")]
+TrustRemoteCode = Annotated[bool, Opt("--trust-remote-code", help="Run the checkpoint's own code; it can do anything.")]
+
+
+def opened(name: str, live: bool, **settings: Any) -> Model:
+    """`fs.load`, with a word on the terminal while it takes its time."""
+    from rich.console import Console
+
+    from floatscope.models import load
+
+    with Console(stderr=True).status("loading") if live else nullcontext():
+        return load(name, **settings)

@@ -1,0 +1,150 @@
+"""`floatscope trace`: a model over many samples, into a run folder that can be broken off and gone on with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from floatscope.cli import options as o
+from floatscope.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from floatscope.tracing import Tracing
+
+Opt = typer.Option
+
+
+def trace(
+    model: o.Name,
+    out: Annotated[Path, Opt(help="The run folder: a new one, or one to go on with.", show_default=False)],
+    data: Annotated[Path | None, Opt(help="Questions, a JSON object on each line; also .gz and .xz.")] = None,
+    prompt: Annotated[list[str], Opt(help="A text to answer or continue; may be repeated.")] = [],  # noqa: B006
+    limit: Annotated[int | None, Opt(help="Only the first so many of the data.")] = None,
+    new_tokens: o.NewTokens = None,
+    steps: o.Steps = None,
+    block: o.Block = None,
+    sampler: o.Sampler = None,
+    preset: o.Preset = None,
+    temperature: o.Temperature = None,
+    seed: o.Seed = 0,
+    chat: o.Chat = None,
+    keep: Annotated[str, Opt(help="How much of each step: summary, heads, rows or full.")] = "summary",
+    batch: Annotated[int | None, Opt(help="Samples decoded together. Default: 8, on a GPU 32.")] = None,
+    control: Annotated[str | None, Opt(help="untrained: trace fresh weights of the same architecture too.")] = None,
+    control_seeds: Annotated[int, Opt(help="How many untrained controls.")] = 3,
+    mask_id: o.MaskId = None,
+    shift: o.Shift = None,
+    device: o.Device = None,
+    dtype: o.Dtype = None,
+    revision: o.Revision = None,
+    trust_remote_code: o.TrustRemoteCode = False,
+    as_json: Annotated[bool, Opt("--json", help="Print one JSON object: the runs, their sizes and scores.")] = False,
+) -> None:
+    """Trace a model over many samples: one file for each, in a run folder.
+
+    Broken off, the same command goes on where it stopped; a finished sample is not decoded twice.
+
+    All new tokens are decoded, whether or not the text has ended, so that runs of several models have the same steps.
+    """
+    from rich.console import Console
+
+    from floatscope.capture.watcher import Watch
+    from floatscope.tasks.read import about, read_samples
+    from floatscope.trace.sizes import format_size
+    from floatscope.tracing import trace_samples
+
+    if (data is None) == (not prompt):
+        raise UserError("give --data FILE or --prompt TEXT, one of the two")
+    if data is None and limit is not None:
+        raise UserError("--limit takes the first samples of --data; leave it out with --prompt")
+    if control not in (None, "untrained"):
+        raise unknown("control", control, ("untrained",))
+    if control_seeds < 1:
+        raise UserError(f"--control-seeds must be at least 1, got {control_seeds}")
+    samples = prompt if data is None else read_samples(data, limit)
+    watch = Watch(keep)
+
+    console = Console(stderr=as_json, highlight=False, soft_wrap=True)
+    opened = o.opened(
+        model,
+        console.is_terminal,
+        device=device,
+        dtype=dtype,
+        mask_id=mask_id,
+        shift=shift,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+    )
+    tracing = trace_samples(
+        opened,
+        samples,
+        out,
+        watch=watch,
+        batch=batch,
+        controls=range(control_seeds) if control else (),
+        chat=chat,
+        preset=preset,
+        source={} if data is None else about(data, limit),
+        sampler=sampler,
+        new_tokens=new_tokens,
+        steps=steps,
+        block=block,
+        temperature=temperature,
+        seed=seed,
+    )
+    kept = tracing.finished
+    _say(console, "model", repr(opened))
+    if tracing.note:
+        _say(console, "note", tracing.note)
+    if kept:
+        _say(console, "kept", f"{kept} of {tracing.total} samples, finished before; going on with the others")
+    if tracing.size is not None:
+        runs = f" in {len(tracing.paths)} runs" if len(tracing.paths) > 1 else ""
+        _say(console, "forecast", f"{format_size(tracing.size.total)} for {tracing.total} samples{runs}")
+    try:
+        _watch(console, tracing)
+    except KeyboardInterrupt as error:
+        done = f"{tracing.finished} of {tracing.total} samples are finished and kept"
+        typer.echo(f"floatscope: interrupted; {done}, and the same command goes on with the others", err=True)
+        raise typer.Exit(130) from error
+    told = [run.as_json for run in tracing.summaries()]
+    if as_json:
+        typer.echo(json.dumps({**told[0], "kept": kept, "controls": told[1:]}, indent=1))
+        return
+    for place, run in enumerate(told):
+        _say(console, "control" if place else "run", _line(run))
+
+
+def _watch(console: Console, tracing: Tracing) -> None:
+    """A bar with the time left; what was finished before counts as done."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}")
+    with Progress(TextColumn(f"[bold]{'tracing':<10}[/]"), *columns, console=console) as progress:
+        bar = progress.add_task("", total=tracing.total, completed=tracing.finished, left="")
+        for traced in tracing:
+            left = f"{_clock(traced.left)} left" if traced.done < traced.total else f"in {_clock(traced.seconds)}"
+            progress.update(bar, completed=traced.done, left=left)
+
+
+def _line(run: dict[str, Any]) -> str:
+    from floatscope.trace.sizes import format_size
+
+    scored = "" if run["acc"] is None else f", acc {run['acc']:.3f}"
+    return f"{run['run']}: {run['samples']} samples, {format_size(run['bytes'])}{scored}"
+
+
+def _say(console: Console, what: str, text: str) -> None:
+    from rich.markup import escape
+
+    console.print(f"[bold]{what:<11}[/]{escape(text)}")
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"

@@ -1,0 +1,118 @@
+"""What must not matter does not: the order of heads, the batch, the cache, the order of samples."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hand import KINDS, anything, trace_of
+
+import floatscope as fs
+from floatscope.analysis import Look, anchors, floating, measure
+from floatscope.trace import Trace
+
+pytestmark = pytest.mark.filterwarnings("error")
+SHAPE = {"layers": 3, "width": 32, "heads": 4, "kv_heads": 2, "ffn": 48, "vocabulary": 64}
+LENGTHS = (30, 21, 26)
+OF_HEADS = {"per_head", "row_entropy", "gini"}
+DETECTORS = ("zscore(k=1.5)", "rulli(eps=0.3)", "topk(k=3)", "gu(eps=0.08)")
+
+
+def same_tables(ours: list[Trace], theirs: list[Trace], by: str, leave: frozenset[str] = frozenset()) -> None:
+    one, two = measure(ours, by), measure(theirs, by)
+    assert one.tables.keys() == two.tables.keys()
+    assert one.lacking.keys() == two.lacking.keys()
+    for name, table in one.tables.items():
+        if name not in leave:
+            columns = [column for column in table.columns if column not in leave]
+            pd.testing.assert_frame_equal(table[columns], two.tables[name][columns], rtol=2e-4, atol=2e-5, obj=name)
+
+
+def spelled_out(trace: Trace) -> Trace:
+    """A model with random weights has no words; these will do."""
+    words = ["\n", " .", "</s>", "one", " two", "3"]
+    pieces = {str(i): words[i % len(words)] for i in range(64)}
+    return replace(trace, meta={**trace.meta, "pieces": pieces, "special": {"bos": 2, "mask": 63}, "special_ids": [2]})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", [0, 3])
+def test_heads_may_come_in_any_order(seed, kind):
+    world = anything(seed, kind)
+    order = np.random.default_rng(seed).permutation(world.heads)
+    shuffled = replace(world, attention=[A[:, order] for A in world.attention])
+    for by in DETECTORS:
+        same_tables([trace_of(world)], [trace_of(shuffled)], by)
+    found = [anchors._heads(Look(trace_of(w), "rulli(eps=1)")).sum(-1) for w in (world, shuffled)]
+    np.testing.assert_array_equal(found[0][:, :, order], found[1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_traces_may_come_in_any_order(kind):
+    traces = [trace_of(anything(seed, kind), f"{seed}") for seed in range(3)]
+    one, two = (measure(t, "rulli(eps=1)").tables for t in (traces, traces[::-1]))
+    for name, table in one.items():
+        columns = list(table.columns)
+        pd.testing.assert_frame_equal(
+            table.sort_values(columns, ignore_index=True), two[name].sort_values(columns, ignore_index=True)
+        )
+
+
+@pytest.fixture(scope="module", params=["llada", "llama"])
+def decoded(request, tmp_path_factory) -> tuple[list[Trace], list[Trace]]:
+    """Three prompts in one padded batch, and each by itself."""
+    layout = request.param
+    model = fs.load(fs.write_random(tmp_path_factory.mktemp(layout), layout=layout, **SHAPE), device="cpu")
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, 60, n).tolist() for n in LENGTHS]
+    longest = max(LENGTHS)
+    spans = [{"question": [(longest - n, longest - n + 5)], "rest": [(longest - 9, longest)]} for n in LENGTHS]
+    how = {"new_tokens": 6, "watch": fs.Watch(), **({"steps": 4} if layout == "llada" else {"stop": False})}
+    regions = fs.Regions.from_spans(spans, length=longest + 6)
+    names = ["a", "b", "c"]
+    together = fs.decode(model, prompts, samples=names, regions=regions, **how).traces
+    alone = []
+    for name, prompt, span in zip(names, prompts, spans, strict=True):
+        shift = longest - len(prompt)
+        own = {region: [(start - shift, stop - shift) for start, stop in at] for region, at in span.items()}
+        regions = fs.Regions.from_spans([own], length=len(prompt) + 6)
+        alone += fs.decode(model, [prompt], samples=[name], regions=regions, **how).traces
+    return [*map(spelled_out, together)], [*map(spelled_out, alone)]
+
+
+@pytest.mark.parametrize("by", DETECTORS)
+def test_a_padded_batch_gives_the_tables_of_its_samples(decoded, by):
+    together, alone = decoded
+    assert not measure(together, by).lacking
+    same_tables(together, alone, by)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("by", DETECTORS)
+def test_rows_kept_one_by_one_give_the_tables_of_whole_forwards(seed, by):
+    """But for what is said of single heads, which a cache shows at the first step alone."""
+    world = anything(seed, "cached")
+    whole = replace(world, cached=False)
+    same_tables([trace_of(world)], [trace_of(whole)], by, leave=frozenset({*OF_HEADS, "sinks"}))
+
+
+def test_a_cached_model_and_the_same_without_a_cache(tmp_path):
+    """Decoded with a cache; then every prefix of what it wrote in a forward of its own, watched."""
+    model = fs.load(fs.write_random(tmp_path / "llama", layout="llama", **SHAPE), device="cpu")
+    prompt = np.random.default_rng(1).integers(0, 60, 24).tolist()
+    out = fs.decode(model, [prompt], new_tokens=8, stop=False, samples=["0.0"], watch=fs.Watch())
+    cached = out.trace
+    assert cached.meta["rows"] == "cache"
+    with fs.watch(model) as seen, torch.no_grad():
+        for n in range(24, 32):
+            model.module(input_ids=out.tokens[:, :n], use_cache=False)
+    (watched,) = seen.traces
+    assert watched.meta["rows"] == "all"
+    leave = frozenset({*OF_HEADS, "sinks", "last commit"})  # what is not watched with a cache, or without a decoding
+    for by in DETECTORS:
+        same_tables([spelled_out(cached)], [spelled_out(watched)], by, leave)
+    maps = [floating.mean_map([Look(trace)], layer=1) for trace in (cached, watched)]
+    np.testing.assert_allclose(*maps, rtol=1e-4, atol=1e-6)
