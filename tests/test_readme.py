@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = ["README.md", "docs/architecture.md", "docs/methods.md", "docs/models.md", "docs/trace.md"]
+DOCUMENTS += ["docs/analysis.md", "docs/twins.md"]
 
 
 def blocks(document: str, language: str) -> list[str]:

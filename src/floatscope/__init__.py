@@ -1,7 +1,7 @@
 """floatscope: a microscope for attention in masked diffusion language models.
 
     import floatscope as fs
-    model = fs.load("GSAI-ML/LLaDA-8B-Instruct")
+    model = fs.load("twin:mdm")
     out = fs.decode(model, "What floats?", new_tokens=32, watch=fs.Watch())
     out.trace.plot(path="map.png")
 
@@ -21,6 +21,7 @@ _HOME = {
     "Decoding": "decoding",
     "decode": "decoding",
     "final_state": "decoding",
+    "trace_samples": "tracing",
     "watch": "watching",
     "UserError": "errors",
     "CanvasState": "values",
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from floatscope.errors import UserError
     from floatscope.models import Model, ModelSpec, load, untrained, write_checkpoint, write_random
     from floatscope.trace import Run, Trace, create_run, forecast, open_run
+    from floatscope.tracing import trace_samples
     from floatscope.values import CanvasState, Commits, Edit, Groups, Reductions, Regions, State
     from floatscope.watching import watch
 

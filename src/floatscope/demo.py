@@ -83,7 +83,9 @@ def prepare(folder: str | Path, count: int = 12) -> Ready:
     try:
         _claim(folder)
     except OSError as error:
-        raise UserError(f"cannot write the demo to {folder}: {error.strerror}; give another with --out") from error
+        raise UserError(
+            f"cannot write the demo to {folder}: {error.strerror}; give another folder with --out"
+        ) from error
     tracings = {}
     for twin in TWINS:
         model = load(f"twin:{twin}", device="cpu")

@@ -23,7 +23,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-Number = float | None
+Number = float | int | None
+Axis = list[float] | list[int] | list[str]
 Mark = tuple[int, int, str]
 
 MARKS = ("top", "anchor", "commit")
@@ -40,7 +41,7 @@ class Series:
     low: list[Number] | None = None
     high: list[Number] | None = None
     control: bool = False
-    x: list[float] | None = None
+    x: list[float] | list[int] | None = None
 
     def __post_init__(self) -> None:
         if (self.low is None) != (self.high is None):
@@ -58,9 +59,9 @@ class Lines:
     title: str
     x_label: str
     y_label: str
-    x: list[float] | list[str]
+    x: Axis
     series: list[Series]
-    reference: float | list[Number] | None = None
+    reference: float | int | list[Number] | None = None
     reference_label: str = ""
     log: bool = False
 
@@ -83,13 +84,13 @@ class Map:
     x_label: str
     y_label: str
     values: list[list[Number]]
-    x: list[float] | list[str]
-    y: list[float] | list[str]
+    x: Axis
+    y: Axis
     marks: list[Mark] = field(default_factory=list)
     unit: str = ""
     model: str = ""
     log: bool = False
-    bounds: tuple[float, float] | None = None
+    bounds: tuple[float | int, float | int] | None = None
 
     def __post_init__(self) -> None:
         if len(self.values) != len(self.y) or any(len(row) != len(self.x) for row in self.values):
@@ -107,7 +108,7 @@ class Dots:
     categories: list[str]
     x_label: str
     series: list[Series]
-    reference: float | None = None
+    reference: float | int | None = None
     reference_label: str = ""
     log: bool = False
 

@@ -39,6 +39,10 @@ REGIONS = (
     Colour("#6c6fc0", "#9799dd"),
     Colour("#b0614f", "#d48c7b"),
     Colour("#4f97a3", "#7cc0cb"),
+    Colour("#7d838c", "#a9afb8"),
+    Colour("#6f9a3f", "#9bc66b"),
+    Colour("#94653a", "#c59a6d"),
+    Colour("#2f5f86", "#5f93bd"),
 )
 TOP = Colour("#d81b60", "#ff5c93")
 COMMIT = Colour("#b35900", "#ffb04d")

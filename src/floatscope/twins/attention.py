@@ -42,7 +42,14 @@ def measure(model: Model, samples: Sequence[Sample]) -> dict[str, Any]:
 def _answering(model: Model, sample: Sample) -> Trace:
     pace: dict[str, Any] = {} if model.spec.family == "arm" else {"steps": NEW_TOKENS}
     out = decode(
-        model, prompt_of(sample), chat=False, new_tokens=NEW_TOKENS, stop=False, watch=WATCH, samples=[sample.id], **pace
+        model,
+        prompt_of(sample),
+        chat=False,
+        new_tokens=NEW_TOKENS,
+        stop=False,
+        watch=WATCH,
+        samples=[sample.id],
+        **pace,
     )
     return out.trace
 
