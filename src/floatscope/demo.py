@@ -18,7 +18,6 @@ from floatscope.report.build import build
 from floatscope.report.compared import Compared
 from floatscope.report.page import write_page
 from floatscope.tasks.sample import Sample
-from floatscope.threads import one_thread
 from floatscope.tracing import Traced, Tracing, trace_samples
 from floatscope.twins.heldout import read
 
@@ -97,9 +96,8 @@ def prepare(folder: str | Path, count: int = 12) -> Ready:
 
 def watch(ready: Ready) -> Iterator[Traced]:
     """Trace what is missing; a sample is named once its file is whole."""
-    with one_thread():  # models this small lose more than they gain by a second
-        for tracing in ready.tracings.values():
-            yield from tracing
+    for tracing in ready.tracings.values():
+        yield from tracing
 
 
 def look(ready: Ready) -> Seen:

@@ -193,6 +193,15 @@ def test_sliders_move_the_canvas_and_its_numbers_are_the_traces(opened, request,
                 assert number(told["received"]) == pytest.approx(percent[position], rel=0.017)
 
 
+def test_a_mask_does_not_tell_what_will_be_written_there(opened, mdm):
+    page = opened()
+    written = mdm.arrays["commit_position"][mdm.arrays["commit_step"] > 0].tolist()
+    for position in written:
+        assert token_tip(page, position)[""] == f"position {position}: a mask"
+        hidden = page.locator(f".canvas [data-p='{position}']").evaluate("(token) => getComputedStyle(token).color")
+        assert hidden == "rgba(0, 0, 0, 0)"
+
+
 def test_fresh_commits_are_marked_and_written(opened, mdm):
     page = opened()
     for step in range(len(mdm.arrays["tokens"])):

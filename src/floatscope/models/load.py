@@ -188,12 +188,10 @@ def locate(
 
 def _twin(name: str) -> Path:
     home = Path(str(resources("floatscope"))) / "twins"
-    there = sorted(p.name for p in home.iterdir() if (p / "config.json").is_file()) if home.is_dir() else []
-    if name in there:
-        return home / name
-    if not there:
-        raise UserError(f"there is no twin:{name}: no twins are shipped with this version")
-    raise unknown("twin", name, there)
+    there = sorted(p.name for p in home.iterdir() if (p / "config.json").is_file())
+    if name not in there:
+        raise unknown("twin", name, there)
+    return home / name
 
 
 def open_checkpoint(

@@ -231,7 +231,7 @@ def _limits(training: dict[str, Any], scores: dict[str, Any]) -> str:
         guessed, file = chance(name), scores["files"][name]
         if guessed is not None and name != "closed-book-fresh" and file["low"] <= guessed:
             said.append(
-                f"It has not learnt `{name}` ({ASKS[name]}): {file['acc']:.3f} is what guessing gives ({guessed:.3f})."
+                f"It has not learnt `{name}` ({ASKS[name]}): {file['acc']:.3f}, where guessing gives {guessed:.3f}."
             )
     said.append("One seed was trained: how much another would differ is not known.")
     return "## Limits\n\n" + "\n".join(f"- {line}" for line in said)

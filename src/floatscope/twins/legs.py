@@ -145,7 +145,8 @@ def _train(now: Leg, kind: str, recipe: Recipe, material: Material) -> Iterator[
         raise KeyboardInterrupt
     if progress.step >= recipe.steps:
         write_twin(models / kind, module, kind, recipe, material, progress, now)
-        yield _told(kind, progress, recipe, 0.0, finished=True)
+        rate = progress.step * recipe.batch * recipe.length / progress.seconds  # over all legs
+        yield _told(kind, progress, recipe, rate, finished=True)
 
 
 @contextmanager

@@ -60,7 +60,8 @@
   }
 
   function tickText(ticks, log) {
-    if (log) return ticks.map((tick) => (tick < 1e-3 || tick >= 1e5 ? format(tick) : String(Number(tick.toPrecision(3)))));
+    if (log)
+      return ticks.map((tick) => (tick < 1e-3 || tick >= 1e5 ? format(tick) : String(Number(tick.toPrecision(3)))));
     const most = Math.max(...ticks.map(Math.abs), 0);
     if (most >= 1e5 || (most > 0 && most < 1e-3)) return ticks.map((tick) => format(tick));
     const digits = Math.max(0, ...ticks.map((t) => (String(Number(t.toPrecision(6))).split(".")[1] || "").length));
@@ -113,7 +114,9 @@
     const xs = (series) => series.x || own;
     const reference = Array.isArray(chart.reference)
       ? chart.reference
-      : chart.reference === null ? [] : own.map(() => chart.reference);
+      : chart.reference === null
+        ? []
+        : own.map(() => chart.reference);
     const everyY = [...visible.flatMap(values), ...reference];
     const y = scale(everyY, bottom, top, chart.log, 5);
     const yText = tickText(y.ticks, chart.log);
@@ -121,7 +124,8 @@
     const right = width - 14;
     const everyX = [...new Set(visible.flatMap(xs).concat(own))].sort((a, b) => a - b);
     const [first, last] = [everyX[0], everyX[everyX.length - 1]];
-    const x = (v) => (first === last ? (left + right) / 2 : left + 6 + ((right - left - 12) * (v - first)) / (last - first));
+    const x = (v) =>
+      first === last ? (left + right) / 2 : left + 6 + ((right - left - 12) * (v - first)) / (last - first);
 
     const grid = draw("g", { class: "grid" }, svg);
     y.ticks.forEach((tick, i) => {
@@ -138,7 +142,8 @@
       if (series.low) {
         for (const part of pieces(at, series.low, series.high)) {
           const [a, b] = [part[0], part[part.length - 1]];
-          if (a === b) draw("path", { class: "whisker", d: `M${x(at[a])},${y.at(series.low[a])}V${y.at(series.high[a])}` }, g);
+          if (a === b)
+            draw("path", { class: "whisker", d: `M${x(at[a])},${y.at(series.low[a])}V${y.at(series.high[a])}` }, g);
           else {
             const up = part.map((i) => `${x(at[i])},${y.at(series.high[i])}`);
             const down = part.map((i) => `${x(at[i])},${y.at(series.low[i])}`).reverse();
@@ -155,8 +160,17 @@
       });
     }
     if (reference.length) {
-      const points = own.map((v, i) => (reference[i] === null ? null : `${x(v)},${y.at(reference[i])}`)).filter(Boolean);
-      draw("path", { class: "reference", d: `M${points.length > 1 ? points.join("L") : `${left},${points[0].split(",")[1]}H${right}`}` }, svg);
+      const points = own
+        .map((v, i) => (reference[i] === null ? null : `${x(v)},${y.at(reference[i])}`))
+        .filter(Boolean);
+      draw(
+        "path",
+        {
+          class: "reference",
+          d: `M${points.length > 1 ? points.join("L") : `${left},${points[0].split(",")[1]}H${right}`}`,
+        },
+        svg,
+      );
     }
     const rule = draw("line", { class: "rule", y1: top, y2: bottom, visibility: "hidden" }, svg);
 
@@ -175,10 +189,15 @@
           const i = own.reduce((best, other, j) => (Math.abs(other - v) < Math.abs(own[best] - v) ? j : best), 0);
           const where = own[i] === v ? "" : ` at ${format(own[i])}`;
           if (series.y.length && series.y[i] !== null)
-            rows.push({ label: called(series) + where, value: format(series.y[i]) + interval(series, i), mark: look(series) });
+            rows.push({
+              label: called(series) + where,
+              value: format(series.y[i]) + interval(series, i),
+              mark: look(series),
+            });
         }
         const i = own.indexOf(v);
-        if (reference.length && i >= 0) rows.push({ label: chart.reference_label || "reference", value: format(reference[i]), mark: "ref" });
+        if (reference.length && i >= 0)
+          rows.push({ label: chart.reference_label || "reference", value: format(reference[i]), mark: "ref" });
         return { x: x(v), y: top, title: named ? chart.x[v] : `${chart.x_label} ${format(v)}`, rows };
       },
       leave: () => rule.setAttribute("visibility", "hidden"),
@@ -191,7 +210,7 @@
     let run = [];
     at.forEach((_, i) => {
       if (low[i] !== null && high[i] !== null) run.push(i);
-      else if (run.length) found.push(run), (run = []);
+      else if (run.length) (found.push(run), (run = []));
     });
     return run.length ? [...found, run] : found;
   }
@@ -245,11 +264,14 @@
     label(svg, below, { x: right, y: bottom + 36, "text-anchor": "end" });
     chart.categories.forEach((name, c) => {
       if (c) draw("line", { class: "divide", x1: 0, x2: right, y1: top + c * row, y2: top + c * row }, grid);
-      const at = above ? { x: 4, y: top + c * row + 15 } : { x: left - 10, y: top + (c + 0.5) * row + 4, "text-anchor": "end" };
+      const at = above
+        ? { x: 4, y: top + c * row + 15 }
+        : { x: left - 10, y: top + (c + 0.5) * row + 4, "text-anchor": "end" };
       const short = textWidth(name) > width ? `${name.slice(0, Math.floor(width / 6.6) - 1)}…` : name;
       draw("text", { ...at, class: "category" }, svg, short);
     });
-    if (chart.reference !== null) draw("path", { class: "reference", d: `M${x.at(chart.reference)},${top}V${bottom}` }, svg);
+    if (chart.reference !== null)
+      draw("path", { class: "reference", d: `M${x.at(chart.reference)},${top}V${bottom}` }, svg);
     const band = draw("rect", { class: "row", x: 0, width: right, height: row, visibility: "hidden" }, svg);
     visible.forEach((series, s) => {
       const g = draw("g", { class: `series ${look(series)}` }, svg);
@@ -257,7 +279,15 @@
         if (v === null) return;
         if (interval(series, c))
           draw("path", { class: "whisker", d: `M${x.at(series.low[c])},${middle(c, s)}H${x.at(series.high[c])}` }, g);
-        draw("path", { class: "dot large", d: marker(chart, series), transform: `translate(${x.at(v)},${middle(c, s)}) scale(1.35)` }, g);
+        draw(
+          "path",
+          {
+            class: "dot large",
+            d: marker(chart, series),
+            transform: `translate(${x.at(v)},${middle(c, s)}) scale(1.35)`,
+          },
+          g,
+        );
       });
     });
 
@@ -271,10 +301,17 @@
         band.setAttribute("y", top + c * row);
         band.setAttribute("visibility", "visible");
         const rows = visible.map((series) => ({
-          label: called(series), value: format(series.y[c]) + interval(series, c), mark: look(series),
+          label: called(series),
+          value: format(series.y[c]) + interval(series, c),
+          mark: look(series),
         }));
         const known = visible.map((series) => series.y[c]).filter((v) => v !== null);
-        return { x: known.length ? x.at(Math.max(...known)) : left, y: top + c * row + 4, title: chart.categories[c], rows };
+        return {
+          x: known.length ? x.at(Math.max(...known)) : left,
+          y: top + c * row + 4,
+          title: chart.categories[c],
+          rows,
+        };
       },
       leave: () => band.setAttribute("visibility", "hidden"),
     };
@@ -286,8 +323,7 @@
     if (chart.bounds) return chart.bounds;
     let [low, high] = [Infinity, -Infinity];
     for (const row of chart.values)
-      for (const v of row)
-        if (v !== null && (!chart.log || v > 0)) [low, high] = [Math.min(low, v), Math.max(high, v)];
+      for (const v of row) if (v !== null && (!chart.log || v > 0)) [low, high] = [Math.min(low, v), Math.max(high, v)];
     if (low > high) return [0.5, 1];
     if (!chart.log && low >= 0) low = 0;
     return low === high ? [low - 0.5, high + 0.5] : [low, high];
@@ -295,7 +331,9 @@
 
   function levels(chart) {
     const [low, high] = range(chart);
-    const at = chart.log ? (v) => Math.log(Math.max(v, low) / low) / Math.log(high / low) : (v) => (v - low) / (high - low);
+    const at = chart.log
+      ? (v) => Math.log(Math.max(v, low) / low) / Math.log(high / low)
+      : (v) => (v - low) / (high - low);
     return (v) => Math.max(0, Math.min(LEVELS - 1, Math.round((LEVELS - 1) * at(v))));
   }
 
@@ -317,7 +355,8 @@
     const paths = Array.from({ length: LEVELS }, () => []);
     const shape = (v) => Number(v.toFixed(2));
     for (let r = 0; r < rows; r++) {
-      let start = 0, before = -1;
+      let start = 0,
+        before = -1;
       for (let c = 0; c <= drawn; c++) {
         let most = null;
         if (c < drawn)
@@ -329,7 +368,10 @@
         if (now === before && c < drawn) continue;
         const wide = (right - left) / drawn;
         if (before >= 0)
-          paths[before].push(`M${shape(left + start * wide)},${shape(top + r * tall)}h${shape((c - start) * wide)}v${shape(tall)}h${shape((start - c) * wide)}z`);
+          paths[before].push(
+            `M${shape(left + start * wide)},${shape(top + r * tall)}` +
+              `h${shape((c - start) * wide)}v${shape(tall)}h${shape((start - c) * wide)}z`,
+          );
         [start, before] = [c, now];
       }
     }
@@ -355,10 +397,16 @@
     label(svg, below, { x: right, y: bottom + 36, "text-anchor": "end" });
 
     const path = chart.marks.filter((mark) => mark[2] === "top").sort((a, b) => a[0] - b[0]);
-    if (path.length) draw("path", { class: "mark top-path", d: `M${path.map(([r, c]) => `${x(c)},${y(r)}`).join("L")}` }, svg);
+    if (path.length)
+      draw("path", { class: "mark top-path", d: `M${path.map(([r, c]) => `${x(c)},${y(r)}`).join("L")}` }, svg);
     for (const [r, c, kind] of chart.marks) {
       const place = { class: `mark ${kind}`, transform: `translate(${x(c)},${y(r)})` };
-      if (kind === "anchor") draw("rect", { ...place, x: -Math.max(cell, 5) / 2, y: -tall / 2, width: Math.max(cell, 5), height: tall, rx: 1.5 }, svg);
+      if (kind === "anchor")
+        draw(
+          "rect",
+          { ...place, x: -Math.max(cell, 5) / 2, y: -tall / 2, width: Math.max(cell, 5), height: tall, rx: 1.5 },
+          svg,
+        );
       else draw("path", { ...place, d: kind === "top" ? TOP : DOT }, svg);
     }
     const frame = draw("rect", { class: "cursor", width: Math.max(cell, 4), height: tall, visibility: "hidden" }, svg);
@@ -377,7 +425,12 @@
         const v = chart.values[r][c];
         const result = [{ label: chart.unit || "value", value: format(v) }];
         if (said.length) result.push({ label: "marked", value: said.join(", ") });
-        return { x: x(c), y: y(r), title: `${chart.y_label} ${chart.y[r]}, ${chart.x_label} ${chart.x[c]}`, rows: result };
+        return {
+          x: x(c),
+          y: y(r),
+          title: `${chart.y_label} ${chart.y[r]}, ${chart.x_label} ${chart.x[c]}`,
+          rows: result,
+        };
       },
       leave: () => frame.setAttribute("visibility", "hidden"),
     };
@@ -399,7 +452,11 @@
     }
     const key = (name, shape, kind) => {
       const item = element("span", { class: "key" }, legend);
-      const svg = draw("svg", { width: 20, height: 10, viewBox: "-10 -5 20 10", class: `series ${kind}`, "aria-hidden": "true" }, item);
+      const svg = draw(
+        "svg",
+        { width: 20, height: 10, viewBox: "-10 -5 20 10", class: `series ${kind}`, "aria-hidden": "true" },
+        item,
+      );
       if (kind === "control") draw("path", { class: "line", d: "M-9,0H9" }, svg);
       draw("path", { class: "dot", d: shape }, svg);
       item.append(name);
@@ -408,7 +465,8 @@
     const said = new Set();
     for (const series of chart.series) {
       const name = `${series.name}${series.control}`;
-      if ((series.control || several) && !said.has(name)) key(series.name, marker(chart, series), series.control ? "control" : "");
+      if ((series.control || several) && !said.has(name))
+        key(series.name, marker(chart, series), series.control ? "control" : "");
       said.add(name);
     }
     if (chart.reference !== null) {
@@ -445,9 +503,16 @@
   function place(holder) {
     const chart = data.charts[Number(holder.dataset.chart)];
     const legend = element("div", { class: "legend" }, holder);
-    const plot = element("div", { class: "plot", tabindex: "0", role: "group", "aria-label": `${chart.title}. Arrow keys read the values.` }, holder);
+    const plot = element(
+      "div",
+      { class: "plot", tabindex: "0", role: "group", "aria-label": `${chart.title}. Arrow keys read the values.` },
+      holder,
+    );
     const hidden = new Set();
-    let view, svg, cursor, drawnAt = 0;
+    let view,
+      svg,
+      cursor,
+      drawnAt = 0;
 
     function redraw() {
       drawnAt = plot.clientWidth;

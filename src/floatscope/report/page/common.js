@@ -8,7 +8,8 @@ const floatscope = (() => {
   function format(value) {
     if (value === null || value === undefined || Number.isNaN(value)) return "not measured";
     const size = Math.abs(value);
-    if (size !== 0 && (size >= 1e6 || size < 1e-3)) return value.toExponential(2).replace("e", " × 10^").replace("+", "");
+    if (size !== 0 && (size >= 1e6 || size < 1e-3))
+      return value.toExponential(2).replace("e", " × 10^").replace("+", "");
     const rounded = size >= 1000 ? Math.round(value) : Number(value.toPrecision(3));
     return rounded.toLocaleString("en-US", { maximumFractionDigits: 6 }).replace("-", "−");
   }

@@ -1,19 +1,17 @@
 // The canvas explorer: one sample's canvas as text, step by step, shaded by where a layer looks, and its temporal map.
 //
 // A sample is unpacked when it is chosen. A change of step or layer only asks for a frame; the frame compares what each
-// token should look like with what it looks like and touches those that differ. Nothing moves: a masked position already
-// has the width of the token that will be written there.
+// token should look like with what it looks like and touches those that differ. Nothing moves: a masked position has,
+// from the first step on, the width of the token that will be written there.
 (() => {
   const root = document.getElementById("explorer");
   if (!root) return;
   const { data, format, element, modelClass, tip, theme } = floatscope;
-  const [ABSENT, PROMPT, MASKED, COMMITTED] = [0, 1, 2, 3];
+  const [ABSENT, MASKED, COMMITTED] = [0, 2, 3];
   const STATES = ["absent", "prompt", "masked", "committed"];
   const LEVELS = data.levels;
-  const part = (name) => root.querySelector(`[data-part="${name}"]`);
   const parts = Object.fromEntries(
-    ["run", "sample", "play", "step", "step-at", "layer", "layer-at", "head", "colour", "fit", "scale", "says", "note",
-      "text", "strip", "regions", "go"].map((name) => [name, part(name)]),
+    [...root.querySelectorAll("[data-part]")].map((found) => [found.dataset.part, found]),
   );
 
   // Reading ----------------------------------------------------------------------------------------------------------
@@ -34,7 +32,9 @@
   async function decode(told) {
     const codes = await unpack(told.codes);
     const values = told.low.map((low, layer) =>
-      Float64Array.from({ length: told.most + 2 }, (_, c) => (c ? low * (told.high[layer] / low) ** ((c - 1) / told.most) : NaN)),
+      Float64Array.from({ length: told.most + 2 }, (_, c) =>
+        c ? low * (told.high[layer] / low) ** ((c - 1) / told.most) : NaN,
+      ),
     );
     return { codes, values, high: told.high };
   }
@@ -43,7 +43,11 @@
     const told = JSON.parse(document.getElementById(`sample-${index}`).textContent);
     const { steps, keys } = told;
     const [lift, uniform, anchors] = await Promise.all([decode(told.lift), decode(told.uniform), unpack(told.anchors)]);
-    const heads = told.heads && { count: told.heads.count, keys: await unpack(told.heads.keys), lift: await decode(told.heads.lift) };
+    const heads = told.heads && {
+      count: told.heads.count,
+      keys: await unpack(told.heads.keys),
+      lift: await decode(told.heads.lift),
+    };
     const tokens = new Int32Array(steps * keys);
     const states = new Uint8Array(steps * keys);
     tokens.set(told.tokens);
@@ -76,7 +80,23 @@
     const ranks = told.heads ? told.heads.keys.shape[3] : 0;
     const special = new Set(told.special);
     const unranked = lift.codes.includes(0);
-    return { ...told, lift, uniform, anchors, heads, ranks, tokens, states, fresh, written, final, inside, shown, special, unranked };
+    return {
+      ...told,
+      lift,
+      uniform,
+      anchors,
+      heads,
+      ranks,
+      tokens,
+      states,
+      fresh,
+      written,
+      final,
+      inside,
+      shown,
+      special,
+      unranked,
+    };
   }
 
   // What is chosen ---------------------------------------------------------------------------------------------------
@@ -94,7 +114,8 @@
     const { count, keys, lift } = sample.heads;
     const from = ((step * sample.layers.length + layer) * count + head) * sample.ranks;
     const found = [];
-    for (let i = from; i < from + sample.ranks; i++) if (keys[i]) found.push([keys[i] - 1, lift.values[layer][lift.codes[i]]]);
+    for (let i = from; i < from + sample.ranks; i++)
+      if (keys[i]) found.push([keys[i] - 1, lift.values[layer][lift.codes[i]]]);
     return found;
   }
   function anchorAt(step) {
@@ -156,26 +177,53 @@
 
   function classOf(look) {
     if (!classes.has(look)) {
-      const [level, state, fresh, anchor, special] = [look & 255, (look >> 8) & 3, (look >> 10) & 1, (look >> 11) & 1, (look >> 12) & 1];
-      classes.set(look, `t l${level} ${STATES[state]}${fresh ? " fresh" : ""}${anchor ? " anchor" : ""}${special ? " special" : ""}`);
+      const [level, state, fresh, anchor, special] = [
+        look & 255,
+        (look >> 8) & 3,
+        (look >> 10) & 1,
+        (look >> 11) & 1,
+        (look >> 12) & 1,
+      ];
+      classes.set(
+        look,
+        `t l${level} ${STATES[state]}${fresh ? " fresh" : ""}${anchor ? " anchor" : ""}${special ? " special" : ""}`,
+      );
     }
     return classes.get(look);
   }
   const piece = (token) => (token < 0 ? "" : sample.pieces[token]);
-  const written = (token) => piece(token).replace(/\n+$/, (ends) => "⏎".repeat(ends.length)).replace(/\n/g, "⏎\n") || "·";
-  const lineBreaks = (token) => piece(token).match(/\n*$/)[0] || (sample.special.has(token) ? "\u200b" : ""); // names may wrap
-  const visible = (token) => `“${piece(token).replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/ /g, "␣")}”`;
+  const written = (token) =>
+    piece(token)
+      .replace(/\n+$/, (ends) => "⏎".repeat(ends.length))
+      .replace(/\n/g, "⏎\n") || "·";
+  // Special tokens stand in rows of their own kind without a space; a line may end behind each.
+  const lineBreaks = (token) => piece(token).match(/\n*$/)[0] || (sample.special.has(token) ? "\u200b" : "");
+  const quoted = (token) => `“${piece(token).replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/ /g, "␣")}”`;
+
+  // What stands at a position at a step: the token just written there, the one it had, or none that is known yet.
+  function named(step, p) {
+    const now = sample.fresh[step].get(p);
+    const state = sample.states[step * sample.keys + p];
+    if (now) return quoted(now.token);
+    return state === MASKED
+      ? "a mask"
+      : state === ABSENT
+        ? "nothing yet"
+        : quoted(sample.tokens[step * sample.keys + p]);
+  }
 
   function build() {
     const fragment = document.createDocumentFragment();
-    let run = null, of = "";
+    let run = null,
+      of = "";
     breaks = [];
     tokens = Array.from({ length: sample.keys }, (_, p) => {
       if (!run || String(sample.inside[p]) !== of) {
         of = String(sample.inside[p]);
         run = element("span", { class: "region" }, fragment);
         const under = sample.inside[p].slice(-3).reverse(); // the innermost first
-        run.style.boxShadow = under.map((r, i) => `0 ${2 + 2.5 * i}px 0 var(--g${r % data.region_colours})`).join(", ") || "none";
+        run.style.boxShadow =
+          under.map((r, i) => `0 ${2 + 2.5 * i}px 0 var(--g${r % data.region_colours})`).join(", ") || "none";
       }
       const span = element("span", { tabindex: "-1" }, run);
       span.dataset.p = p;
@@ -228,7 +276,12 @@
         if (breaks[p].data !== lineBreaks(id)) breaks[p].data = lineBreaks(id);
         texts[p] = id;
       }
-      const look = level(values[p]) | (state << 8) | ((now ? 1 : 0) << 10) | ((p === anchor ? 1 : 0) << 11) | ((sample.special.has(id) ? 1 : 0) << 12);
+      const look =
+        level(values[p]) |
+        (state << 8) |
+        ((now ? 1 : 0) << 10) |
+        ((p === anchor ? 1 : 0) << 11) |
+        ((sample.special.has(id) ? 1 : 0) << 12);
       if (looks[p] !== look) {
         tokens[p].className = classOf(look);
         looks[p] = look;
@@ -238,7 +291,9 @@
 
   // The temporal map -------------------------------------------------------------------------------------------------
 
-  const LEFT = 34, TOP = 14, BOTTOM = 20;
+  const LEFT = 34,
+    TOP = 14,
+    BOTTOM = 20;
   const heat = document.createElement("canvas"); // the cells, drawn once for a layer
   let heatOf = "";
   let box = { width: 0, height: 0, row: 0 };
@@ -277,7 +332,8 @@
       for (let x = 0; x < wide; x++) {
         const from = Math.floor((x * sample.keys) / wide);
         const to = Math.max(from + 1, Math.floor(((x + 1) * sample.keys) / wide));
-        let most = -1, there = false;
+        let most = -1,
+          there = false;
         for (let k = from; k < to; k++) {
           if (values[k] > most) most = values[k];
           there = there || sample.states[t * sample.keys + k] !== ABSENT;
@@ -306,16 +362,19 @@
     sample.regions.forEach((region, r) => {
       context.fillStyle = css(`--g${r % data.region_colours}`);
       const lane = region.spans.length ? 4 * Math.min(2, sample.inside[region.spans[0][0]].indexOf(r)) : 0;
-      for (const [start, stop] of region.spans) context.fillRect(LEFT + start * cell + 0.5, lane + 1, Math.max(1.5, (stop - start) * cell - 1), 3);
+      for (const [start, stop] of region.spans)
+        context.fillRect(LEFT + start * cell + 0.5, lane + 1, Math.max(1.5, (stop - start) * cell - 1), 3);
     });
     context.fillStyle = css("--muted");
     context.font = font;
     context.textAlign = "right";
     const apart = Math.max(1, Math.ceil(14 / box.row));
-    for (let t = 0; t < sample.steps; t += apart) if (Math.abs(t - at.step) >= apart || t === at.step) context.fillText(t, LEFT - 7, y(t) + 4);
+    for (let t = 0; t < sample.steps; t += apart)
+      if (Math.abs(t - at.step) >= apart || t === at.step) context.fillText(t, LEFT - 7, y(t) + 4);
     context.textAlign = "center";
     const every = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000].find((n) => n * cell > 46) || 5000;
-    for (let k = 0; k < sample.keys && x(k) < box.width - 10; k += every) context.fillText(k, Math.max(LEFT + 4, x(k)), TOP + box.height + 15);
+    for (let k = 0; k < sample.keys && x(k) < box.width - 10; k += every)
+      context.fillText(k, Math.max(LEFT + 4, x(k)), TOP + box.height + 15);
 
     context.fillStyle = css("--commit");
     const size = Math.max(1.6, Math.min(3, cell / 2, box.row / 3));
@@ -372,18 +431,23 @@
 
   function paintWords() {
     parts["step-at"].textContent = `${at.step} of 0–${sample.steps - 1}`;
-    parts["layer-at"].textContent = `${sample.layers[at.layer]} of ${sample.layers[0]}–${sample.layers[sample.layers.length - 1]}`;
+    parts["layer-at"].textContent =
+      `${sample.layers[at.layer]} of ${sample.layers[0]}–${sample.layers[sample.layers.length - 1]}`;
     root.dataset.step = at.step;
     root.dataset.layer = sample.layers[at.layer];
     const anchor = anchorAt(at.step);
     const fresh = sample.fresh[at.step].size;
     const masked = countMasked(at.step);
-    const writes = fresh ? `writes ${fresh} token${fresh > 1 ? "s" : ""}${masked ? ` of ${masked} masked` : ""}` : "writes nothing";
-    const lift = anchor < 0 ? NaN : at.head >= 0 ? headAt(at.step, at.layer, at.head)[0][1] : liftAt(at.step, at.layer, anchor);
+    const writes = fresh
+      ? `writes ${fresh} token${fresh > 1 ? "s" : ""}${masked ? ` of ${masked} masked` : ""}`
+      : "writes nothing";
+    const lift =
+      anchor < 0 ? NaN : at.head >= 0 ? headAt(at.step, at.layer, at.head)[0][1] : liftAt(at.step, at.layer, anchor);
     const whose = `layer ${sample.layers[at.layer]}${at.head >= 0 ? `, head ${at.head}` : ""}`;
-    parts.says.textContent = anchor < 0
-      ? `Step ${at.step} ${writes}. ${whose} has no ranked key here.`
-      : `Step ${at.step} ${writes}. Top key of ${whose}: position ${anchor}, ${visible(texts[anchor])}, ${times(lift)}.`;
+    const top = `position ${anchor}, ${anchor < 0 ? "" : named(at.step, anchor)}, ${times(lift)}`;
+    parts.says.textContent =
+      `Step ${at.step} ${writes}. ` +
+      (anchor < 0 ? `There is no ranked key in ${whose}.` : `Top key of ${whose}: ${top}.`);
     parts.go.hidden = anchor < 0;
   }
   function countMasked(step) {
@@ -398,9 +462,14 @@
     parts.scale.firstElementChild.textContent = inPercent() ? `≤ ${format(low)} %` : "≤ uniform";
     parts.scale.lastElementChild.textContent = format(high) + unit;
     const notes = [...sample.dropped];
-    if (at.head >= 0) notes.push(`Of single heads the page holds the ${sample.ranks} top keys alone${sample.rows === "cache" ? ", of the rows new in a step" : ""}; all others are left unshaded.`);
+    const rows = sample.rows === "cache" ? ", of the rows new in a step" : "";
+    if (at.head >= 0)
+      notes.push(
+        `Of single heads the page holds the ${sample.ranks} top keys alone${rows}; all others are left unshaded.`,
+      );
     else if (sample.rows === "cache") notes.push("A cached model: each step shows the attention of its whole prefix.");
-    if (sample.unranked) notes.push("Grey in the map: keys that too few rows see to be ranked, or that are not there yet.");
+    if (sample.unranked)
+      notes.push("Grey in the map: keys that too few rows see to be ranked, or that are not there yet.");
     parts.note.textContent = notes.join(" ");
     parts.note.hidden = !notes.length;
   }
@@ -414,23 +483,24 @@
     if (now) says = `${state === MASKED ? "masked, " : ""}written by this step (confidence ${format(now.confidence)})`;
     else if (state === COMMITTED && then) says = `written by step ${then.step} (confidence ${format(then.confidence)})`;
     else if (state === ABSENT) says = "not there yet";
-    const hidden = (state === MASKED || state === ABSENT) && !now;
     const rows = [{ label: "state", value: says }];
     if (at.head >= 0) {
       const rank = headAt(t, at.layer, at.head).findIndex(([key]) => key === p);
       if (rank >= 0) {
         const lift = headAt(t, at.layer, at.head)[rank][1];
         rows.push({ label: `lift, head ${at.head}`, value: `${times(lift)}, rank ${rank + 1}` });
-        if (sample.rows !== "cache") rows.push({ label: "received", value: `${format(lift * uniformAt(t, at.layer, p))} %` });
+        if (sample.rows !== "cache")
+          rows.push({ label: "received", value: `${format(lift * uniformAt(t, at.layer, p))} %` });
       } else rows.push({ label: `lift, head ${at.head}`, value: "not among its top keys" });
     } else if (state !== ABSENT) {
       const lift = liftAt(t, at.layer, p);
       rows.push({ label: "lift", value: times(lift) });
       if (!Number.isNaN(lift)) rows.push({ label: "received", value: `${format(lift * uniformAt(t, at.layer, p))} %` });
     }
-    if (sample.inside[p].length) rows.push({ label: "region", value: sample.inside[p].map((r) => sample.regions[r].name).join(", ") });
+    if (sample.inside[p].length)
+      rows.push({ label: "region", value: sample.inside[p].map((r) => sample.regions[r].name).join(", ") });
     if (p === anchorAt(t)) rows.push({ label: "marked", value: "top key of this step" });
-    return { title: `position ${p}: ${hidden ? "—" : visible(texts[p])}`, rows };
+    return { title: `position ${p}: ${named(t, p)}`, rows };
   }
   function showToken(p) {
     at.token = p;
@@ -471,7 +541,8 @@
     parts.layer.value = at.layer;
     frame();
     const focused = document.activeElement.dataset.p;
-    if (focused !== undefined && root.contains(document.activeElement)) requestAnimationFrame(() => showToken(Number(focused)));
+    if (focused !== undefined && root.contains(document.activeElement))
+      requestAnimationFrame(() => showToken(Number(focused)));
     else if (at.token >= 0) hideToken();
   }
 
@@ -480,10 +551,13 @@
     playing = 0;
     if (on) {
       if (at.step === sample.steps - 1) go(0, at.layer);
-      playing = setInterval(() => {
-        go(at.step + 1, at.layer);
-        if (at.step === sample.steps - 1) play(false);
-      }, Math.max(60, Math.min(600, 12000 / sample.steps)));
+      playing = setInterval(
+        () => {
+          go(at.step + 1, at.layer);
+          if (at.step === sample.steps - 1) play(false);
+        },
+        Math.max(60, Math.min(600, 12000 / sample.steps)),
+      );
     }
     parts.play.textContent = playing ? "❚❚" : "▶";
     parts.play.setAttribute("aria-label", playing ? "Pause" : "Play");
@@ -493,7 +567,8 @@
   function bring(p) {
     const place = tokens[p].getBoundingClientRect();
     const held = parts.text.getBoundingClientRect();
-    if (place.top < held.top || place.bottom > held.bottom) parts.text.scrollTop += place.top - held.top - held.height / 2;
+    if (place.top < held.top || place.bottom > held.bottom)
+      parts.text.scrollTop += place.top - held.top - held.height / 2;
   }
   function focusToken(p) {
     tokens[p].focus({ preventScroll: true });
@@ -549,20 +624,41 @@
     });
   }
 
-  parts.run.addEventListener("change", () => { fillSamples(); choose(); });
+  parts.run.addEventListener("change", () => {
+    fillSamples();
+    choose();
+  });
   parts.sample.addEventListener("change", choose);
-  parts.step.addEventListener("input", () => { play(false); go(Number(parts.step.value), at.layer); });
+  parts.step.addEventListener("input", () => {
+    play(false);
+    go(Number(parts.step.value), at.layer);
+  });
   parts.layer.addEventListener("input", () => go(at.step, Number(parts.layer.value)));
-  parts.head.addEventListener("change", () => { at.head = Number(parts.head.value); frame(); });
-  parts.colour.addEventListener("change", () => { at.percent = parts.colour.value === "percent"; frame(); });
-  parts.fit.addEventListener("change", () => { at.fit = parts.fit.checked; frame(); });
+  parts.head.addEventListener("change", () => {
+    at.head = Number(parts.head.value);
+    frame();
+  });
+  parts.colour.addEventListener("change", () => {
+    at.percent = parts.colour.value === "percent";
+    frame();
+  });
+  parts.fit.addEventListener("change", () => {
+    at.fit = parts.fit.checked;
+    frame();
+  });
   parts.play.addEventListener("click", () => play(!playing));
   parts.go.addEventListener("click", () => focusToken(anchorAt(at.step)));
 
   const tokenOf = (event) => (event.target.dataset.p === undefined ? null : Number(event.target.dataset.p));
-  parts.text.addEventListener("pointerover", (event) => { const p = tokenOf(event); if (p !== null) showToken(p); });
+  parts.text.addEventListener("pointerover", (event) => {
+    const p = tokenOf(event);
+    if (p !== null) showToken(p);
+  });
   parts.text.addEventListener("pointerleave", hideToken);
-  parts.text.addEventListener("focusin", (event) => { const p = tokenOf(event); if (p !== null) showToken(p); });
+  parts.text.addEventListener("focusin", (event) => {
+    const p = tokenOf(event);
+    if (p !== null) showToken(p);
+  });
   parts.text.addEventListener("focusout", hideToken);
 
   const inStrip = (event) => {
@@ -572,14 +668,15 @@
       key: Math.floor(((event.clientX - place.left - LEFT) / (box.width - LEFT)) * sample.keys),
     };
   };
-  parts.strip.addEventListener("pointerdown", (event) => { play(false); go(inStrip(event).step, at.layer); });
+  parts.strip.addEventListener("pointerdown", (event) => {
+    play(false);
+    go(inStrip(event).step, at.layer);
+  });
   parts.strip.addEventListener("pointermove", (event) => {
     const { step, key } = inStrip(event);
     if (event.buttons) go(step, at.layer);
     if (key < 0 || key >= sample.keys) return tip.hide();
     const number = row(step)[key];
-    const token = sample.tokens[step * sample.keys + key];
-    const state = STATES[sample.states[step * sample.keys + key]];
     const place = parts.strip.getBoundingClientRect();
     const [x, y] = [event.clientX - place.left, event.clientY - place.top];
     const where = () => {
@@ -587,8 +684,11 @@
       return [now.left + x, now.top + y];
     };
     tip.show(where, `step ${step}, position ${key}`, [
-      { label: "token", value: state === "masked" || token < 0 ? state : visible(token) },
-      { label: inPercent() ? "received" : "lift", value: Number.isNaN(number) ? "not held" : inPercent() ? `${format(number)} %` : times(number) },
+      { label: "token", value: named(step, key) },
+      {
+        label: inPercent() ? "received" : "lift",
+        value: Number.isNaN(number) ? "not held" : inPercent() ? `${format(number)} %` : times(number),
+      },
     ]);
   });
   parts.strip.addEventListener("pointerleave", tip.hide);
