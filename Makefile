@@ -1,4 +1,4 @@
-# make demo    watch a small model denoise a canvas: trace, run folder, picture (demo/)
+# make demo    three trained twins and their controls answer questions, watched; the report is demo/report.html
 # make test    lint, types and tests; those of the page want Debian's chromium, and are skipped without it
 # make bench   the benchmarks behind docs/benchmarks.md
 # Each sets up .venv on a machine that has Python 3.11 and pip.

@@ -125,7 +125,8 @@ def main() -> None:
             page = browser.new_page(viewport={"width": 1440, "height": 900})
             paint, ready, moved = measured(page, path)
             kept = told.explorer[0]
-            left = ["heads"] * (kept["heads"] is None) + [f"{LAYERS - len(kept['layers'])} layers"]
+            layers = LAYERS - len(kept["layers"])
+            left = ["heads"] * (kept["heads"] is None) + [f"{layers} layers"] * (layers > 0) or ["nothing"]
             print(
                 f"| {keys} | {'noise' if noise else 'alike'} | {path.stat().st_size / 1e6:.1f} MB | {', '.join(left)} |"
                 f" {paint:.0f} ms | {1000 * ready:.0f} ms | {' | '.join(moved)} |",

@@ -29,7 +29,7 @@ from floatscope.report.sections import listed, sections, summary
 from floatscope.trace import open_run
 
 BUDGET = 6_000_000  # bytes of the page that canvases may take together
-SHOWN = ("revision", "weights", "dtype", "sampler", "new_tokens", "steps", "block", "temperature", "template")
+SHOWN = ("revision", "dtype", "sampler", "new_tokens", "steps", "block", "temperature", "template")
 
 
 def build(

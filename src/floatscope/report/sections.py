@@ -242,8 +242,9 @@ def _map(trace: Trace, label: str, layer: int) -> Map:
     marks += [(t, k, "commit") for t, k in places if k < keys]
     values = [[None if np.isnan(v) else round(float(v), 3) for v in row] for row in lift]
     x, y = ([float(i) for i in range(n)] for n in (keys, steps))
+    bounds = (1.0, max(1.1, float(np.nanmax(lift, initial=1.0))))
     title = f"{label}, layer {layer}: {trace.sample}"
-    return Map(title, "key", "step", values, x, y, marks, unit="lift", model=label, log=True)
+    return Map(title, "key", "step", values, x, y, marks, unit="lift", model=label, log=True, bounds=bounds)
 
 
 def _depth(runs: Sequence[Compared], detector: Detector) -> Section:
