@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from floatscope.analysis import difference, estimate
+from floatscope.analysis.estimate import _draw
 from floatscope.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -210,3 +211,21 @@ def test_unknown_columns_are_named():
         estimate(table, "percnt")
     with pytest.raises(UserError, match=r"unknown column 'cel' \(did you mean 'cell'\?\)"):
         difference(table, table, "percent", by=["cel"])
+
+
+def test_a_seed_that_lacks_samples_weighs_as_its_samples_do():
+    """Each sample is first averaged over the seeds that were drawn: the draws centre on the mean."""
+    whole = pd.DataFrame({"sample": [f"s{i}" for i in range(30)], "x": 0.0})
+    half = whole.assign(x=[10.0 if i < 15 else np.nan for i in range(30)])
+    told = estimate([whole, whole, half], "x").iloc[0]
+    assert told["mean"] == pytest.approx(np.mean([10 / 3] * 15 + [0] * 15))
+    drawn = _draw(np.stack([t["x"].to_numpy()[:, None] for t in (whole, whole, half)]))
+    means = []
+    rng = np.random.default_rng(5)
+    for _ in range(4000):
+        seeds, samples = rng.integers(0, 3, 3), rng.integers(0, 30, 30)
+        values = np.stack([(whole, whole, half)[s]["x"].to_numpy() for s in seeds])[:, samples]
+        there = np.isfinite(values)
+        each = np.nansum(values, 0)[there.any(0)] / there.sum(0)[there.any(0)]
+        means.append(each.mean())
+    assert drawn.mean() == pytest.approx(np.mean(means), abs=0.1)

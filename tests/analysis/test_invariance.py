@@ -45,7 +45,9 @@ def test_heads_may_come_in_any_order(seed, kind):
     order = np.random.default_rng(seed).permutation(world.heads)
     shuffled = replace(world, attention=[A[:, order] for A in world.attention])
     for by in DETECTORS:
-        same_tables([trace_of(world)], [trace_of(shuffled)], by)
+        same_tables([trace_of(world)], [trace_of(shuffled)], by, leave=frozenset({"heads"}))
+    each = [floating.heads(Look(trace_of(w)))["within"].to_numpy().reshape(-1, world.heads) for w in (world, shuffled)]
+    np.testing.assert_array_equal(each[0][:, order], each[1])
     found = [anchors._heads(Look(trace_of(w), "rulli(eps=1)")).sum(-1) for w in (world, shuffled)]
     np.testing.assert_array_equal(found[0][:, :, order], found[1])
 
@@ -96,7 +98,7 @@ def test_rows_kept_one_by_one_give_the_tables_of_whole_forwards(seed, by):
     """But for what is said of single heads, which a cache shows at the first step alone."""
     world = anything(seed, "cached")
     whole = replace(world, cached=False)
-    same_tables([trace_of(world)], [trace_of(whole)], by, leave=frozenset({*OF_HEADS, "sinks"}))
+    same_tables([trace_of(world)], [trace_of(whole)], by, leave=frozenset({*OF_HEADS, "sinks", "heads"}))
 
 
 def test_a_cached_model_and_the_same_without_a_cache(tmp_path):
@@ -111,7 +113,9 @@ def test_a_cached_model_and_the_same_without_a_cache(tmp_path):
             model.module(input_ids=out.tokens[:, :n], use_cache=False)
     (watched,) = seen.traces
     assert watched.meta["rows"] == "all"
-    leave = frozenset({*OF_HEADS, "sinks", "last commit"})  # what is not watched with a cache, or without a decoding
+    leave = frozenset(
+        {*OF_HEADS, "sinks", "heads", "last commit"}
+    )  # what is not watched with a cache, or without a decoding
     for by in DETECTORS:
         same_tables([spelled_out(cached)], [spelled_out(watched)], by, leave)
     maps = [floating.mean_map([Look(trace)], layer=1) for trace in (cached, watched)]

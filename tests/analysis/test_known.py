@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -478,3 +480,28 @@ def test_answer_rows_look_at_gold_and_the_others_do_not():
         wanted = [mass, 3 / N, mass * N / 3]
         assert table.loc[("gold", layer), ["mass", "base", "ratio"]].tolist() == pytest.approx(wanted, rel=1e-3)
         assert table.loc[("question", layer), "mass"] == pytest.approx(10 * 0.4 / 38, rel=1e-3)
+
+
+def test_each_head_has_a_path_of_its_own():
+    A = steps_of([drawn(None)] * STEPS)
+    for t in range(STEPS):
+        A[t, 0, 0], A[t, 0, 1], A[t, 1, 2] = drawn(3), drawn(10 + t), drawn(5 if t % 2 else 8)
+    table = floating.heads(Look(trace_of(canvas(A, 30)))).set_index(["layer", "head"])
+    assert table.loc[(0, 0), ["within", "changes"]].tolist() == [0, 0]
+    assert table.loc[(0, 1), ["within", "changes"]].tolist() == pytest.approx([1 - 1 / STEPS, STEPS - 1])
+    assert table.loc[(1, 2), ["within", "changes"]].tolist() == pytest.approx([1 - (STEPS + 1) // 2 / STEPS, STEPS - 1])
+
+
+def test_layers_that_share_an_anchor_and_layers_that_do_not():
+    A = steps_of([drawn(4)] * STEPS)
+    A[1, 1] = drawn(9)
+    over = floating.over_layers(Look(trace_of(canvas(A, 30))))
+    assert over["jaccard_next"].tolist() == [1, 0, *[1] * (STEPS - 2)]
+
+
+def test_the_first_key_may_be_a_bos_or_not():
+    trace = anchored([0] * STEPS)
+    first = int(trace.arrays["tokens"][0, 0])
+    for special, wanted in (({"bos": first}, True), ({"bos": first + 1}, False), ({}, False)):
+        told = replace(trace, meta={**trace.meta, "special": special})
+        assert (absorption([told])["bos"] == wanted).all()

@@ -4,7 +4,8 @@
     absorption(run, per_step=True)       # and per step
 
 Sets: `first` key (whether or not it is a bos), the `top` key by lift, the `top 5`, and the `anchors` a detector finds.
-`percent` is of all attention (mean over heads and rows), `uniform` the same were it uniform, `lift` their ratio.
+`bos` says whether the first key is one. `percent` is of all attention (mean over heads and rows), `uniform` the same
+were it uniform, `lift` their ratio.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import pandas as pd
 from jaxtyping import Bool
 
 from floatscope.analysis.look import Look, looks
+from floatscope.analysis.tokens import starts_with_bos
 from floatscope.errors import UserError
 from floatscope.trace import Trace
 
@@ -46,6 +48,7 @@ def of(look: Look, per_step: bool = False) -> pd.DataFrame:
                     "layer": np.tile(look.layers, len(steps)),
                     "depth": np.tile(look.depth, len(steps)),
                     "set": name,
+                    "bos": starts_with_bos(look.trace),
                     "percent": percent.ravel(),
                     "uniform": uniform.ravel(),
                 }

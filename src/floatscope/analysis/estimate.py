@@ -67,19 +67,18 @@ def _cube(
 
 
 def _draw(cube: Float[np.ndarray, "seed sample cell"]) -> Float[np.ndarray, "draw cell"]:
-    """Means of samples (and seeds) drawn with replacement; the same draws for every cube of one size."""
-    seeds, samples, _ = cube.shape
-    rng = np.random.default_rng(0)
-    chosen = rng.multinomial(samples, np.full(samples, 1 / samples), DRAWS).astype(float)
-    of_seeds = np.random.default_rng(1).multinomial(seeds, np.full(seeds, 1 / seeds), DRAWS).astype(float)
-    total = np.zeros((DRAWS, cube.shape[2]))
-    count = np.zeros_like(total)
-    for seed in range(seeds):
-        there = np.isfinite(cube[seed])
-        total += of_seeds[:, seed, None] * (chosen @ np.where(there, cube[seed], 0.0))
-        count += of_seeds[:, seed, None] * (chosen @ there)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return total / count
+    """Means over samples drawn with replacement, each the mean over seeds drawn likewise; the same draws for every cube
+    of one size."""
+    seeds, samples, cells = cube.shape
+    chosen = np.random.default_rng(0).multinomial(samples, np.full(samples, 1 / samples), DRAWS)
+    of_seeds = np.random.default_rng(1).multinomial(seeds, np.full(seeds, 1 / seeds), DRAWS)
+    means = np.empty((DRAWS, cells))
+    for mix in np.unique(of_seeds, axis=0):  # few: three seeds can be drawn in ten ways
+        values = _over_seeds(np.repeat(cube, mix, axis=0))
+        there, of_mix = np.isfinite(values), chosen[(of_seeds == mix).all(1)].astype(float)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            means[(of_seeds == mix).all(1)] = (of_mix @ np.where(there, values, 0.0)) / (of_mix @ there)
+    return means
 
 
 def _over_seeds(cube: Float[np.ndarray, "seed sample cell"]) -> Float[np.ndarray, "sample cell"]:

@@ -5,6 +5,7 @@
     drift(look)                # a row per layer: displacement, changes, variances, Jaccard, frontier
     lifetimes(look)            # a row per layer: static, flash, vanishing, moving; split
     over_layers(look)          # a row per step: the same path, followed from layer to layer
+    heads(look)                # a row per layer and head: the movement of a single head's top key
     mean_map(looks, layer)     # a picture of many samples, on relative axes
 
 Everything is on lift, over the rows of the whole forward or prefix. An untrained bidirectional model floats too: only
@@ -17,7 +18,7 @@ from collections.abc import Iterable
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from floatscope.analysis.kept import kept
 from floatscope.analysis.look import Look, argmax
@@ -139,6 +140,27 @@ def over_layers(look: Look) -> pd.DataFrame:
             "displacement": np.nansum(np.abs(hops), 1),
             "changes": (np.abs(hops) > 0).sum(1),
             "places": [len(set(row) - {-1}) for row in look.top.tolist()],
+            "jaccard_next": _jaccard(*(np.moveaxis(a, 1, 0) for a in (look.anchors[:, :-1], look.anchors[:, 1:]))),
+        }
+    )
+
+
+def heads(look: Look) -> pd.DataFrame:
+    """The top key of single heads: `within` and its changes, over the steps whose forward had all rows; NaN where there
+    is but one of them, as with a cache."""
+    group = look.trace.coords["group"].index("all")
+    path = kept(look.trace, "top_key")[look.whole][:, :, :, group, 0]  # [step, layer, head]
+    steps, layers, count = path.shape
+    usual = np.array([_most(path[:, layer, head]) for layer in range(layers) for head in range(count)])
+    enough = steps > 1
+    return pd.DataFrame(
+        {
+            "sample": look.sample,
+            "layer": np.repeat(look.layers, count),
+            "depth": np.repeat(look.depth, count),
+            "head": np.tile(np.arange(count), layers),
+            "within": 1 - usual / steps if enough else np.nan,
+            "changes": (np.diff(path, axis=0) != 0).sum(0).ravel() if enough else np.nan,
         }
     )
 
@@ -167,6 +189,11 @@ def map_distance(a: Float[np.ndarray, "step key"], b: Float[np.ndarray, "step ke
 def _mode(values: pd.Series) -> int:
     keys, count = np.unique(values.to_numpy(), return_counts=True)
     return int(keys[count.argmax()])
+
+
+def _most(values: Int[np.ndarray, " step"]) -> int:
+    """How often the most frequent one occurs."""
+    return int(np.unique(values, return_counts=True)[1].max())
 
 
 def _centroid(look: Look) -> Float[np.ndarray, "step layer"]:

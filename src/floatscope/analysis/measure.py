@@ -31,6 +31,7 @@ ANALYSES: dict[str, Callable[[Look], pd.DataFrame]] = {
     "drift": floating.drift,
     "lifetimes": floating.lifetimes,
     "over_layers": floating.over_layers,
+    "heads": floating.heads,
     "classes": depth.classes,
     "structure": depth.structure,
     "answer_rows": depth.answer_rows,

@@ -46,6 +46,12 @@ def pieces_of(trace: Trace) -> dict[int, str]:
     return {int(i): text for i, text in trace.meta["pieces"].items()}
 
 
+def starts_with_bos(trace: Trace) -> bool:
+    """Whether the first key is a beginning-of-text token, as far as the trace knows."""
+    bos = trace.meta.get("special", {}).get("bos")
+    return bos is not None and int(trace.arrays["tokens"][0, 0]) == bos
+
+
 def _table(trace: Trace) -> np.ndarray:
     """Token id → class, from the token's own text."""
     pieces = pieces_of(trace)
