@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from floatscope.tasks.sample import Sample
-from floatscope.twins import evaluate, heldout
+from floatscope.twins import attention, evaluate, heldout
 from floatscope.twins.train import TINY
 
 SMALL = {kind: replace(recipe, vocabulary=1500, length=96) for kind, recipe in TINY.items()}
@@ -33,3 +33,5 @@ def few_questions(patch: pytest.MonkeyPatch, count: int = 2) -> None:
     """Ask only the first of every held-out file."""
     patch.setattr(evaluate, "read", lambda name: first_of(name, count))
     patch.setattr(evaluate, "SIZES", dict.fromkeys(heldout.SIZES, count))
+    patch.setattr(attention, "SAMPLES", count)
+    patch.setattr(attention, "SEEDS", (0,))

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from floatscope.models.files import WHOLE
 from floatscope.twins import evaluate, heldout
 from floatscope.twins.card import attention_section, card, picture, write_card
-from floatscope.twins.record import read_training, write_json
+from floatscope.twins.record import digest, read_training, write_json
 from floatscope.twins.world import VALUES
 
 SHIPPED = Path(evaluate.__file__).parent
@@ -72,29 +73,18 @@ def test_chance_is_counted_from_the_questions():
 
 def test_what_its_attention_does_is_shown_if_it_was_measured(folder):
     assert "What its attention does" not in card(folder)
-    measured = {
-        "samples": 24,
-        "steps": 16,
-        "tables": {
-            "first key": {
-                "says": "What it receives.",
-                "columns": ["layer", "lift"],
-                "rows": [["0", 1.23456], [1, "a|b"]],
-            }
-        },
-    }
+    (folder / WHOLE).write_bytes(b"weights")
+    shown = {"says": "What it receives.", "columns": ["layer", "lift"], "rows": [["0", 1.23456], [1, "a|b"]]}
+    measured = {"weights": digest(folder / WHOLE), "samples": 24, "steps": 16, "tables": {"first key": shown}}
     said = attention_section(measured)
-    assert said == "\n\n".join(
-        [
-            "## What its attention does",
-            "Watched over 24 held-out questions, 16 steps each.",
-            "### First key",
-            "What it receives.",
-            "| layer | lift |\n| --- | --- |\n| 0 | 1.23 |\n| 1 | a\\|b |",
-        ]
+    assert said.startswith("## What its attention does\n\nWatched over 24 held-out questions, 16 steps each, ")
+    assert said.endswith(
+        "### First key\n\nWhat it receives.\n\n| layer | lift |\n| --- | --- |\n| 0 | 1.23 |\n| 1 | a\\|b |"
     )
     write_json(folder / "attention.json", measured)
     assert said in card(folder)
+    write_json(folder / "attention.json", measured | {"weights": "of others"})
+    assert said not in card(folder)
 
 
 def test_the_picture_is_small_and_light(folder):

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import floatscope as fs
 from floatscope.cli.main import app
 from floatscope.twins import evaluate, legs, material
+from floatscope.twins.attention import observe, read_attention
 from floatscope.twins.card import write_card
 from floatscope.twins.checkpoint import save
 from floatscope.twins.evaluate import Asked
@@ -94,7 +95,7 @@ def test_a_twin_tells_how_it_was_trained(done, prepared, kind):
 
 def test_then_they_are_asked_and_get_their_cards(done, few):
     folder, told = done
-    asked = [t for t in told if isinstance(t, Asked)]
+    asked = [t for t in told if isinstance(t, Asked) and t.file != "attention"]
     assert [t.answered for t in asked if t.kind == "mdm"] == list(range(1, 2 * len(SIZES) + 1))
     assert {t.questions for t in asked} == {2 * len(SIZES)}
     for kind in RECIPES:
@@ -103,6 +104,11 @@ def test_then_they_are_asked_and_get_their_cards(done, few):
         assert all(file["n"] == 2 and file["low"] <= file["acc"] <= file["high"] for file in scores["files"].values())
         assert [place["n"] for place in scores["files"]["reading-5"]["by_gold"]] == [1, 1]
         assert (folder / "models" / kind / "README.md").read_text().startswith(f"# {kind}\n")
+        tables = json.loads((folder / "models" / kind / "attention.json").read_text())["tables"]
+        assert list(tables) == ["first key", "floating"] if kind == "arm" else ["first key", "floating", "masks"]
+        assert [len(table["rows"]) for table in tables.values()][:2] == [RECIPES[kind].layers, 6]  # shallow and deep
+    watched = [t.answered for t in told if isinstance(t, Asked) and t.file == "attention" and t.kind == "mdm"]
+    assert watched == [1, 2, 3, 4]  # two questions, by the twin and one control
     assert legs.unfinished(folder) == []
     assert list(leg(folder)) == []
 
@@ -151,7 +157,19 @@ def test_a_leg_without_time_leaves_the_scores_for_the_next(done, tmp_path, few):
     assert legs.unfinished(folder) == ["scores of mdm"]
     assert {told.kind for told in leg(folder)} == {"mdm"}
     shutil.rmtree(folder / "models" / "mdm-adapted")
-    assert legs.unfinished(folder) == ["mdm-adapted", "scores of mdm-adapted"]
+    assert legs.unfinished(folder) == ["mdm-adapted", "scores of mdm-adapted", "attention of mdm-adapted"]
+
+
+def test_attention_is_measured_once_for_the_weights_that_are_there(done, tmp_path, few):
+    folder = copied(done, tmp_path) / "models" / "mdm"
+    assert list(observe(folder)) == []
+    told = json.loads((folder / "attention.json").read_text())
+    (folder / "attention.json").write_text(json.dumps({**told, "weights": "of others"}))
+    times = iter([False, False, True])
+    assert len(list(observe(folder, over=lambda: next(times)))) == 1  # broken off: nothing is said
+    assert read_attention(folder) is None
+    assert len(list(observe(folder))) == 4
+    assert read_attention(folder) == told
 
 
 def test_other_weights_are_asked_anew(done, tmp_path, few):

@@ -1,4 +1,4 @@
-"""The whole training, in legs: prepare, `arm`, `mdm`, `mdm-adapted`, then their scores and cards.
+"""The whole training, in legs: prepare, `arm`, `mdm`, `mdm-adapted`, then their scores, their attention, their cards.
 
     for told in leg(Path("twins"), [Path("enwik8_clean.txt.xz")], RECIPES, minutes=8):
         told.kind                                # a Told while it is trained, an Asked while it is examined
@@ -26,6 +26,7 @@ from floatscope.models import write_checkpoint
 from floatscope.models.families import PLAIN_SIZES
 from floatscope.models.files import WHOLE
 from floatscope.models.place import device_of
+from floatscope.twins.attention import observe, read_attention
 from floatscope.twins.card import write_card
 from floatscope.twins.checkpoint import check_same, restore, save
 from floatscope.twins.evaluate import Asked, examine, missing, read_scores
@@ -82,8 +83,8 @@ def leg(
 ) -> Iterator[Told | Asked]:
     """Train until the time is over or everything is done; a kind that is done is written to `folder`/models.
 
-    Once all are, they are asked the held-out questions and get their cards, which tell `command` and `licence` (of the
-    text) as they are given.
+    Once all are, they are asked the held-out questions, watched beside their controls, and get their cards, which tell
+    `command` and `licence` (of the text) as they are given.
     """
     place = device_of(device)
     if isinstance(place, str):
@@ -102,6 +103,8 @@ def leg(
     if not _untrained(folder):
         for kind in KINDS:
             yield from examine(folder / "models" / kind, place, lambda: now.over)
+        for kind in KINDS:
+            yield from observe(folder / "models" / kind, place, lambda: now.over)
         if not unfinished(folder):
             for kind in KINDS:
                 write_card(folder / "models" / kind)
@@ -111,7 +114,8 @@ def unfinished(folder: Path) -> list[str]:
     """What is still to do, in words."""
     untrained = _untrained(folder)
     unscored = [k for k in KINDS if k in untrained or missing(read_scores(folder / "models" / k))]
-    return [*untrained, *(f"scores of {kind}" for kind in unscored)]
+    unwatched = [k for k in KINDS if k in untrained or read_attention(folder / "models" / k) is None]
+    return [*untrained, *(f"scores of {kind}" for kind in unscored), *(f"attention of {kind}" for kind in unwatched)]
 
 
 def _untrained(folder: Path) -> list[str]:
