@@ -51,7 +51,7 @@ def measure(
     parts: dict[str, list[pd.DataFrame]] = {name: [] for name in ANALYSES}
     lacking: dict[str, str] = {}
     for look in looks(traces, detector):
-        for name in parts.keys() - lacking.keys():
+        for name in [name for name in parts if name not in lacking]:
             try:
                 parts[name].append(ANALYSES[name](look))
             except UserError as error:

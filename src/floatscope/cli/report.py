@@ -41,7 +41,7 @@ def report(
     console = Console(stderr=True, highlight=False)
     total = sum(len(open_run(each).done) for run in runs for each in (run, *controls(run)))
     columns = TextColumn("reading traces"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True) as bars:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         task = bars.add_task("", total=total)
         made, compared = build(runs, detector, explore, lambda _: bars.advance(task))
     written = {

@@ -119,6 +119,10 @@ def _notes(runs: Sequence[Compared]) -> Iterator[str]:
             few = ", ".join(missing[:5]) + (" …" if len(missing) > 5 else "")
             share = f"{len(missing)} of {len(run.run.samples)} samples are missing"
             yield f"**{run.label}** is not finished: {share} ({few})."
+        reasons = dict.fromkeys(run.measured.lacking.values())
+        for reason in reasons:
+            names = [name for name, why in run.measured.lacking.items() if why == reason]
+            yield f"Not measured for **{run.label}**: {listed(names)}, because {reason}."
     if len({run.run.samples for run in runs}) > 1:
         yield "The runs were made on different samples, so differences between models are not paired."
     if len({len(run.table("absorption")["layer"].unique()) for run in runs if run.has("absorption")}) > 1:
