@@ -21,6 +21,7 @@ ROOMS = (
     "doctor",
     "models",
     "prompts",
+    "report",
     "spelling",
     "tasks",
     "trace",

@@ -255,6 +255,11 @@ def test_other_text_than_before_is_refused(tmp_path, prepared):
         material.prepare(tmp_path / "new", [], RECIPE)
 
 
+def test_material_of_another_vocabulary_is_refused(prepared):
+    with pytest.raises(fs.UserError, match=r"was prepared for a vocabulary of 1500, not 4096; give the settings"):
+        material.prepare(prepared.folder, [], Recipe())
+
+
 def test_a_vocabulary_larger_than_the_data_allows_is_refused(tmp_path):
     text = tmp_path / "few.txt"
     text.write_text("only a few words")

@@ -82,7 +82,12 @@ def prepare(folder: Path, files: Sequence[Path], recipe: Recipe) -> Material:
     facts = {"text": digests, "vocabulary": recipe.vocabulary}
     if record.is_file():
         then = json.loads(record.read_text())
-        if digests and {k: then[k] for k in facts} != facts:
+        if then["vocabulary"] != recipe.vocabulary:
+            raise UserError(
+                f"{folder} was prepared for a vocabulary of {then['vocabulary']}, not {recipe.vocabulary}; give the"
+                " settings it was begun with, or another --out"
+            )
+        if digests and then["text"] != digests:
             raise UserError(f"{folder} was prepared from {', '.join(then['text'])}; use those, or another --out")
         return Material(folder, then)
     if not files:
@@ -101,7 +106,7 @@ def prepare(folder: Path, files: Sequence[Path], recipe: Recipe) -> Material:
         told = {**facts, "characters": len(text), "tokens": len(ids)}
         record.write_text(json.dumps(told, indent=1))
     except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror}") from error
+        raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error
     return Material(folder, told)
 
 

@@ -1,6 +1,8 @@
 """Training a twin: one recipe, three objectives, in legs that can be broken off anywhere.
 
-    leg(recipe, "arm", rows, folder, minutes=8)      # goes on from the folder's checkpoint, if there is one
+    module = new_module(recipe)
+    for progress in train_steps(module, optimizer_for(module, recipe), recipe, "mdm", batches, Progress(0, []), over):
+        progress.step, progress.losses
 
 `arm` predicts the next token; `mdm` and `mdm-adapted` fill masks, the latter from the trained `arm`, with its shift
 kept. All see the same rows in the same order. The loss is that of the text plus, at full weight, that of the answers:
