@@ -8,6 +8,7 @@ A section whose tables no run has says why instead of showing nothing.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from floatscope.trace import Trace
 
 INTERVALS = "Intervals are 95 %, bootstrapped over samples; for the untrained control over its seeds as well."
 LIFT = "lift (1 = uniform attention)"
+STRINGS = 5  # tokens shown for each model
 Cells = list[str | float | int | None]
 
 
@@ -169,6 +171,7 @@ def _anchors(runs: Sequence[Compared], detector: Detector) -> Section:
             [("at the first key", "sinks", "first", {}), ("at any key", "sinks", "anywhere", {})],
         ),
     ]
+    charts.append(_strings(runs))
     return _section(
         "anchors",
         "Anchors: how many, and what they are",
@@ -180,6 +183,16 @@ def _anchors(runs: Sequence[Compared], detector: Detector) -> Section:
         charts,
         "anchors",
     )
+
+
+def _strings(runs: Sequence[Compared]) -> Table:
+    """The tokens that are anchors most often; a sample without one counts as none."""
+    rows: list[Cells] = []
+    for run in _having(runs, "tokens"):
+        mean = run.table("tokens").groupby("token")[["share", "base"]].sum() / len(run.run.done)
+        for token, row in mean.nlargest(STRINGS, "share").iterrows():
+            rows.append([run.label, json.dumps(token, ensure_ascii=False), f"{row['share']:.3f}", f"{row['base']:.3f}"])
+    return Table(["model", "token", "share among anchors", "share in the canvas"], rows, "The most frequent anchors")
 
 
 def _floating(runs: Sequence[Compared], detector: Detector) -> Section:
@@ -240,7 +253,7 @@ def _map(trace: Trace, label: str, layer: int) -> Map:
     marks = [(t, int(k), "top") for t, k in enumerate(trace.top_key(layer)) if k >= 0]
     places = zip(trace.arrays["commit_step"].tolist(), trace.arrays["commit_position"].tolist(), strict=True)
     marks += [(t, k, "commit") for t, k in places if k < keys]
-    values = [[None if np.isnan(v) else round(float(v), 3) for v in row] for row in lift]
+    values = [[None if np.isnan(v) else round(float(v), 2) for v in row] for row in lift]
     x, y = ([float(i) for i in range(n)] for n in (keys, steps))
     bounds = (1.0, max(1.1, float(np.nanmax(lift, initial=1.0))))
     title = f"{label}, layer {layer}: {trace.sample}"
@@ -272,7 +285,7 @@ def _depth(runs: Sequence[Compared], detector: Detector) -> Section:
 def _crossed(run: Compared) -> str:
     layer = crossing(run.table("structure"))
     if layer is None:
-        return "in no layer to the last"
+        return "nowhere: structure is ahead in the last layer"
     return "in every layer" if layer == int(run.table("structure")["layer"].min()) else f"from layer {layer} on"
 
 
