@@ -15,7 +15,7 @@ from typing import Any
 from floatscope.errors import UserError, unknown
 
 
-def spelled(text: str) -> tuple[str, dict[str, Any]]:
+def spelled(text: str, example: str = "threshold(tau=0.95)") -> tuple[str, dict[str, Any]]:
     """The name and its arguments; values are literals: numbers, text, lists, True, None."""
     try:
         with warnings.catch_warnings(action="ignore"):
@@ -29,7 +29,7 @@ def spelled(text: str) -> tuple[str, dict[str, Any]]:
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         pass
     shown = text if len(text) <= 80 else f"{text[:77]}…"
-    raise UserError(f"cannot read {shown!r}: write a name, or a name with arguments, as in threshold(tau=0.95)")
+    raise UserError(f"cannot read {shown!r}: write a name, or a name with arguments, as in {example}")
 
 
 def arguments(kind: str, name: str, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

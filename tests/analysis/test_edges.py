@@ -89,7 +89,7 @@ def test_nobody_gives_more_than_all_it_has(eps):
         ("gu(scale='lift')", "unknown argument of detector 'gu' 'scale'"),
         ("zscore(k='three')", "takes a number for k, got 'three'"),
         ("topk(k=2.5)", "takes a whole number for k, got 2.5"),
-        ("topk(k=0)", "at least one key, got k=0"),
+        ("topk(k=0)", "topk takes a k above 0, got 0"),
         ("af_absorption(k=1)", "takes no arguments"),
         ("zscore(3)", "cannot read"),
         ("", "cannot read"),

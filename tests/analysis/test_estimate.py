@@ -200,9 +200,11 @@ def test_twice_the_same_is_the_same():
     pd.testing.assert_frame_equal(estimate(table, "x"), estimate(table, "x"))
 
 
-def test_one_sample_has_no_spread():
+def test_one_sample_has_no_interval():
     told = estimate(column(np.array([3.0])), "x", by=["cell"])
-    assert told.loc[0, ["mean", "std", "low", "high", "n"]].tolist() == [3, 0, 3, 3, 1]
+    assert told.loc[0, ["mean", "std", "low", "high", "n"]].tolist() == pytest.approx(
+        [3, 0, np.nan, np.nan, 1], nan_ok=True
+    )
 
 
 def test_unknown_columns_are_named():

@@ -127,7 +127,7 @@ def test_figures_are_drawn_for_every_chart(built, tmp_path):
 def test_a_run_without_a_control_is_told_so(tmp_path, runs):
     shutil.copytree(runs["mdm"], tmp_path / "bare", ignore=shutil.ignore_patterns("untrained-*"))
     report, _ = build([tmp_path / "bare"])
-    assert report.summary[-1].startswith("There is no untrained control beside twin:mdm: ")
+    assert any(each.startswith("There is no untrained control beside twin:mdm: ") for each in report.summary)
     assert "models" not in [each.id for each in report.sections]
 
 
@@ -163,9 +163,42 @@ def test_what_a_trace_does_not_hold_is_said_where_it_would_be(tmp_path):
 def test_a_detector_that_cannot_fire_is_said_and_the_rest_is_shown(runs):
     report, _ = build([runs["mdm"]], detector="zscore(k=99)", explore=0)
     (said,) = [sentence for sentence in report.summary if sentence.startswith("Not measured")]
-    assert said.startswith("Not measured for **twin:mdm**: absorption, anchors, identity, ")
+    assert said.startswith("Not measured for **twin:mdm**: anchors, identity, ")
     assert "because zscore(k=99) cannot fire on " in said
     assert section(report, "floating").charts
+    table = section(report, "absorption").charts[-1]
+    assert [row[1] for row in table.rows] == ["first", "top", "top 5"]
+
+
+def test_a_control_that_lacks_samples_is_left_out_and_named(tmp_path, runs):
+    shutil.copytree(runs["mdm"], tmp_path / "run")
+    (tmp_path / "run" / "untrained-0" / "samples" / "reading-5-1.safetensors").unlink()
+    report, (compared,) = build([tmp_path / "run"], explore=0)
+    assert len(compared.controls) == 1
+    (said,) = [each for each in report.summary if each.startswith("Left out: ")]
+    assert said.startswith("Left out: untrained-0 of **twin:mdm**, which lacks samples the model has; ")
+    shutil.rmtree(tmp_path / "run" / "untrained-1" / "samples")
+    report, (compared,) = build([tmp_path / "run"], explore=0)
+    assert compared.controls == []
+    assert any("no untrained control" in each for each in report.summary)
+
+
+def test_controls_are_measured_on_the_samples_the_model_has(tmp_path, runs):
+    shutil.copytree(runs["mdm"], tmp_path / "half")
+    (tmp_path / "half" / "samples" / "reading-5-1.safetensors").unlink()
+    _, (compared,) = build([tmp_path / "half"], explore=0)
+    assert [set(each["sample"]) for each in compared.control_tables("floating")] == [{"reading-5-0", "reading-5-2"}] * 2
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_one_sample_of_a_shallow_model_has_numbers_and_no_intervals(tmp_path, layers):
+    small = fs.load(fs.write_random(tmp_path / "small", layers=layers, width=32), device="cpu")
+    list(fs.trace_samples(small, ["What floats?"], tmp_path / "run", new_tokens=3, controls=(0,)))
+    report, _ = build([tmp_path / "run"])
+    assert any("too few for an interval" in each for each in report.summary)
+    chart = next(c for c in section(report, "absorption").charts if isinstance(c, Lines))
+    assert all(low is None for series in chart.series for low in series.low)
+    assert not any("moves less" in each or "moves more" in each for each in report.summary)
 
 
 def test_two_runs_of_one_model_are_told_apart(tmp_path, runs):

@@ -10,7 +10,7 @@ were it uniform, `lift` their ratio.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import pandas as pd
@@ -22,6 +22,7 @@ from floatscope.errors import UserError
 from floatscope.trace import Trace
 
 SETS = ("first", "top", "top 5", "anchors")
+Chosen = Bool[np.ndarray, "step layer key"]
 
 
 def absorption(traces: Iterable[Trace], detector: str = "zscore", per_step: bool = False) -> pd.DataFrame:
@@ -31,10 +32,11 @@ def absorption(traces: Iterable[Trace], detector: str = "zscore", per_step: bool
     return pd.concat(tables, ignore_index=True)
 
 
-def of(look: Look, per_step: bool = False) -> pd.DataFrame:
+def of(look: Look, per_step: bool = False, sets: Sequence[str] = SETS) -> pd.DataFrame:
     """Of one sample. The lift of a layer is that of its percentages, not a mean of lifts."""
     tables = []
-    for name, chosen in _sets(look).items():
+    for name in sets:
+        chosen = _CHOOSE[name](look)
         percent = 100 * np.nansum(np.where(chosen, look.received, 0), -1)  # [step, layer]
         uniform = 100 * np.nansum(np.where(chosen, look.uniform, 0), -1)
         steps = np.arange(look.steps)
@@ -59,16 +61,25 @@ def of(look: Look, per_step: bool = False) -> pd.DataFrame:
     return table if per_step else table.drop(columns="step")
 
 
-def _sets(look: Look) -> dict[str, Bool[np.ndarray, "step layer key"]]:
+def of_detectable(look: Look) -> pd.DataFrame:
+    """The same, without anchors where the detector cannot fire: the other sets do not need it."""
+    try:
+        return of(look)
+    except UserError:
+        return of(look, sets=SETS[:-1])
+
+
+def _top_5(look: Look) -> Chosen:
     ranked = np.where(np.isnan(look.lift), -np.inf, look.lift)
     five = np.zeros(ranked.shape, bool)
     for _ in range(5):  # the next largest, of equal ones the first; sorting all keys takes twenty times as long
         np.put_along_axis(five, np.where(five, -np.inf, ranked).argmax(-1)[..., None], True, -1)
-    key = np.arange(ranked.shape[-1])
-    first = np.broadcast_to(key == 0, ranked.shape)
-    return {
-        "first": first,
-        "top": key == look.top[..., None],
-        "top 5": five & np.isfinite(look.lift),
-        "anchors": look.anchors,
-    }
+    return five & np.isfinite(look.lift)
+
+
+_CHOOSE: dict[str, Callable[[Look], Chosen]] = {
+    "first": lambda look: np.broadcast_to(np.arange(look.lift.shape[-1]) == 0, look.lift.shape),
+    "top": lambda look: np.arange(look.lift.shape[-1]) == look.top[..., None],
+    "top 5": _top_5,
+    "anchors": lambda look: look.anchors,
+}

@@ -33,6 +33,9 @@ from floatscope.trace.trace import SCALES
 FLAT = 1e-4
 """Keys that differ by less than this share of their mean differ by rounding: there is nothing to detect."""
 
+MOST = {"mean": 1.0, "visible": 1.0, "percent": 100.0}
+"""No key exceeds this on scales that have a bound of their own."""
+
 Found = Bool[np.ndarray, "step layer key"]
 Values = Float[np.ndarray, "step layer key"]
 
@@ -63,13 +66,27 @@ def detector(text: str | Detector) -> Detector:
     """A detector as people write it, with its arguments filled in."""
     if isinstance(text, Detector):
         return text
-    name, given = spelled(text)
+    name, given = spelled(text, "zscore(k=3)")
     if name not in RULES:
         raise unknown("detector", name, RULES)
     filled = arguments("detector", name, given, RULES[name].defaults)
-    if "scale" in filled and filled["scale"] not in SCALES:
-        raise unknown("scale", str(filled["scale"]), SCALES)
-    return Detector(name, filled)
+    chosen = Detector(name, filled)
+    _check(chosen)
+    return chosen
+
+
+def _check(by: Detector) -> None:
+    """Refuse what could fire on no trace at all."""
+    if "scale" in by.given and by.given["scale"] not in SCALES:
+        raise unknown("scale", str(by.given["scale"]), SCALES)
+    if "k" in by.given and by.given["k"] <= 0:
+        raise UserError(f"{by.name} takes a k above 0, got {by.given['k']:g}")
+    if "eps" in by.given and by.given["eps"] < 0:
+        raise UserError(f"{by.name} takes an eps of at least 0, got {by.given['eps']:g}")
+    if by.name == "gu" and by.given["eps"] >= 1:
+        raise UserError(f"gu(eps={by.given['eps']:g}) cannot fire: no row gives a key more than 1; use a smaller eps")
+    if by.name == "rulli" and by.scale in MOST:
+        refuse_eps(by.given["eps"], by.scale)
 
 
 def detect(trace: Trace, by: str | Detector = "zscore") -> Found:
@@ -96,8 +113,8 @@ def refuse_k(k: float, keys: int, name: str = "zscore") -> None:
         )
 
 
-def refuse_eps(eps: float, scale: str, keys: int) -> None:
-    most = {"mean": 1.0, "visible": 1.0, "percent": 100.0}.get(scale, float(keys))
+def refuse_eps(eps: float, scale: str, keys: int = 0) -> None:
+    most = MOST.get(scale, float(keys))
     if eps >= most:
         raise UserError(
             f"rulli(eps={eps:g}) cannot fire on the scale '{scale}', where no key exceeds {most:g}; use a smaller eps"
@@ -121,14 +138,10 @@ def _rulli(trace: Trace, given: Mapping[str, Any]) -> Found:
 
 
 def _gu(trace: Trace, given: Mapping[str, Any]) -> Found:
-    if given["eps"] >= 1:
-        raise UserError(f"gu(eps={given['eps']:g}) cannot fire: no row gives a key more than 1; use a smaller eps")
     return trace.by_layer(scale="visible", eligible=True) > given["eps"]
 
 
 def _topk(trace: Trace, given: Mapping[str, Any]) -> Found:
-    if given["k"] < 1:
-        raise UserError(f"topk takes at least one key, got k={given['k']}")
     lift = trace.by_layer(scale="lift", eligible=True)
     ranked = np.where(np.isnan(lift), -np.inf, lift)
     order = np.argsort(-ranked, axis=-1, kind="stable")[..., : given["k"]]

@@ -25,6 +25,8 @@ Tables: TypeAlias = "pd.DataFrame | Sequence[pd.DataFrame]"
 
 def estimate(tables: Tables, value: str, by: Sequence[str] = ()) -> pd.DataFrame:
     """A row per cell of `by`: mean, standard deviation over samples, interval, number of samples that have one."""
+    if not by and all(table.empty for table in _several(tables)):
+        return pd.DataFrame({"mean": [np.nan], "std": [np.nan], "low": [np.nan], "high": [np.nan], "n": [0]})
     cube, cells, _ = _cube(tables, value, by)
     return _told(cells, _over_seeds(cube), _draw(cube))
 
@@ -45,11 +47,15 @@ def difference(a: Tables, b: Tables, value: str, by: Sequence[str] = ()) -> pd.D
     return _told(cells.loc[shared], apart, _draw(left) - _draw(right))
 
 
+def _several(tables: Tables) -> list[pd.DataFrame]:
+    return [tables] if isinstance(tables, pd.DataFrame) else list(tables)
+
+
 def _cube(
     tables: Tables, value: str, by: Sequence[str]
 ) -> tuple[Float[np.ndarray, "seed sample cell"], pd.DataFrame, list[str]]:
     """The values, the cells (their index is their key), the samples."""
-    several = [tables] if isinstance(tables, pd.DataFrame) else list(tables)
+    several = _several(tables)
     keys = list(by) or ["all"]
     wide = []
     for table in several:
@@ -58,7 +64,10 @@ def _cube(
                 raise unknown("column", name, table.columns)
         whole = table if by else table.assign(all="")
         wide.append(whole.groupby(["sample", *keys], sort=False)[value].mean().unstack(keys, sort=False))
-    columns, samples = wide[0].columns, sorted(set(several[0]["sample"]))  # in one order: the draws are by place
+    columns = wide[0].columns
+    for each in wide[1:]:
+        columns = columns.append(each.columns.difference(columns, sort=False))
+    samples = sorted({name for table in several for name in table["sample"]})  # in one order: the draws are by place
     cells = columns.to_frame(index=True)
     if not by:
         cells = cells.drop(columns="all")
@@ -94,7 +103,7 @@ def _told(
     some = np.where(n > 0, n, np.nan)
     mean = np.nansum(values, 0) / some
     std = np.sqrt(np.nansum((values - mean) ** 2, 0) / some)
-    low, high = _quantiles(draws)
+    low, high = np.where(n > 1, _quantiles(draws), np.nan)  # one sample says nothing of others
     return cells.reset_index(drop=True).assign(mean=mean, std=std, low=low, high=high, n=n)
 
 

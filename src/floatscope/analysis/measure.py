@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import pandas as pd
 
 from floatscope.analysis import anchors, depth, floating
-from floatscope.analysis.absorption import of as absorption_of
+from floatscope.analysis.absorption import of_detectable
 from floatscope.analysis.detectors import Detector
 from floatscope.analysis.look import Look, looks
 from floatscope.errors import UserError
 from floatscope.trace import Trace
 
 ANALYSES: dict[str, Callable[[Look], pd.DataFrame]] = {
-    "absorption": absorption_of,
+    "absorption": of_detectable,
     "anchors": anchors.counts,
     "identity": anchors.identity,
     "tokens": anchors.strings,

@@ -18,7 +18,9 @@ def report(
     detector: Annotated[str, typer.Option(help="What an anchor is, such as 'rulli(eps=3)'.")] = "zscore",
     explore: Annotated[int, typer.Option(min=0, help="Canvases of each run to look into.")] = 2,
     figures: Annotated[Path | None, typer.Option(help="Also draw every chart into this folder.")] = None,
-    format: Annotated[str, typer.Option(help="Of the figures: png, pdf, svg, or several with commas.")] = "png,pdf",
+    format: Annotated[
+        str | None, typer.Option(help="Of the figures: png, pdf, svg, or several with commas; png,pdf unless given.")
+    ] = None,
     tables: Annotated[Path | None, typer.Option(help="Also write the numbers into this folder.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print where things are as JSON.")] = False,
 ) -> None:
@@ -32,7 +34,9 @@ def report(
     from floatscope.report.page import write_page
     from floatscope.trace import controls, open_run
 
-    endings = [ending.strip() for ending in format.split(",")]
+    if format is not None and figures is None:
+        raise UserError("--format is that of the figures; give --figures FOLDER with it")
+    endings = [ending.strip() for ending in (format or "png,pdf").split(",")]
     for ending in endings:
         if ending not in FORMATS:
             raise unknown("format", ending, FORMATS)

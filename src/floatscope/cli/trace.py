@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from floatscope.tracing import Tracing
 
 Opt = typer.Option
+CONTROLS = 3  # seeds, unless said otherwise
 
 
 def trace(
@@ -36,7 +37,7 @@ def trace(
     keep: Annotated[str, Opt(help="How much of each step: summary, heads, rows or full.")] = "summary",
     batch: Annotated[int | None, Opt(help="Samples decoded together. Default: 8, on a GPU 32.")] = None,
     control: Annotated[str | None, Opt(help="untrained: trace fresh weights of the same architecture too.")] = None,
-    control_seeds: Annotated[int, Opt(help="How many untrained controls.")] = 3,
+    control_seeds: Annotated[int | None, Opt(help="How many untrained controls; 3 unless given.")] = None,
     mask_id: o.MaskId = None,
     shift: o.Shift = None,
     device: o.Device = None,
@@ -64,7 +65,9 @@ def trace(
         raise UserError("--limit takes the first samples of --data; leave it out with --prompt")
     if control not in (None, "untrained"):
         raise unknown("control", control, ("untrained",))
-    if control_seeds < 1:
+    if control_seeds is not None and control is None:
+        raise UserError("--control-seeds says how many controls; give --control untrained with it")
+    if control_seeds is not None and control_seeds < 1:
         raise UserError(f"--control-seeds must be at least 1, got {control_seeds}")
     samples = prompt if data is None else read_samples(data, limit)
     watch = Watch(keep)
@@ -86,7 +89,7 @@ def trace(
         out,
         watch=watch,
         batch=batch,
-        controls=range(control_seeds) if control else (),
+        controls=range(control_seeds or CONTROLS) if control else (),
         chat=chat,
         preset=preset,
         source={} if data is None else about(data, limit),

@@ -21,6 +21,7 @@ import pandas as pd
 from floatscope import __version__
 from floatscope.analysis import detectors
 from floatscope.errors import UserError
+from floatscope.models.said import printable
 from floatscope.report.charts import Model, Report, Table
 from floatscope.report.compared import Compared
 from floatscope.report.explorer import payload
@@ -28,6 +29,7 @@ from floatscope.report.figures import draw
 from floatscope.report.sections import listed, sections, summary
 from floatscope.trace import open_run
 
+FEW = 5  # samples
 BUDGET = 6_000_000  # bytes of the page that canvases may take together
 SHOWN = ("revision", "dtype", "sampler", "new_tokens", "steps", "block", "temperature", "template")
 
@@ -66,7 +68,7 @@ def write_tables(runs: Sequence[Compared], folder: Path) -> list[Path]:
             table.to_parquet(folder / f"{name}.parquet", index=False)
             written.append(folder / f"{name}.csv")
     except OSError as error:
-        raise UserError(f"cannot write tables to {folder}: {error.strerror or error}") from error
+        raise UserError(f"cannot write tables to {folder} ({error.strerror or error}); give another folder") from error
     return written
 
 
@@ -90,7 +92,7 @@ def write_figures(report: Report, folder: Path, formats: Sequence[str]) -> list[
                     draw(chart, path, report.labels)
                     written.append(path)
     except OSError as error:
-        raise UserError(f"cannot write figures to {folder}: {error.strerror or error}") from error
+        raise UserError(f"cannot write figures to {folder} ({error.strerror or error}); give another folder") from error
     return written
 
 
@@ -116,13 +118,18 @@ def _notes(runs: Sequence[Compared]) -> Iterator[str]:
     """What must be known before the models are compared."""
     for run in runs:
         if missing := run.run.missing:
-            few = ", ".join(missing[:5]) + (" …" if len(missing) > 5 else "")
+            few = ", ".join(map(printable, missing[:5])) + (" …" if len(missing) > 5 else "")
             share = f"{len(missing)} of {len(run.run.samples)} samples are missing"
             yield f"**{run.label}** is not finished: {share} ({few})."
+        if run.unfinished:
+            which = f"{listed(run.unfinished)} of **{run.label}**"
+            yield f"Left out: {which}, which lacks samples the model has; the same trace command goes on with it."
         reasons = dict.fromkeys(run.measured.lacking.values())
         for reason in reasons:
             names = [name for name, why in run.measured.lacking.items() if why == reason]
             yield f"Not measured for **{run.label}**: {listed(names)}, because {reason}."
+    if scarce := [run.label for run in runs if len(run.run.done) < FEW]:
+        yield f"{listed(scarce)}: fewer than {FEW} samples, too few for an interval to say much."
     if len({run.run.samples for run in runs}) > 1:
         yield "The runs were made on different samples, so differences between models are not paired."
     if len({len(run.table("absorption")["layer"].unique()) for run in runs if run.has("absorption")}) > 1:

@@ -7,6 +7,7 @@ runs[1].number("floating", "within")                                          # 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,14 +32,21 @@ class Compared:
     run: Run
     measured: Measured
     controls: list[Measured] = field(default_factory=list)
+    unfinished: list[str] = field(default_factory=list)  # controls that lack samples the model has
 
     @staticmethod
     def of(path: Path, label: str, detector: str, told: Callable[[str], None] = lambda _: None) -> Compared:
         run = open_run(path)
         if not run.done:
             raise UserError(f"{path} has no finished sample of {len(run.samples)}; trace them first")
-        others = [measure(open_run(folder), detector, told) for folder in controls(path)]
-        return Compared(label, run, measure(run, detector, told), others)
+        whole, broken = list[Measured](), list[str]()
+        for folder in controls(path):
+            control = open_run(folder)
+            if set(run.done) <= set(control.done):  # on the very samples the model has
+                whole.append(measure((control.trace(sample) for sample in run.done), detector, told))
+            else:
+                broken.append(folder.name)
+        return Compared(label, run, measure(run, detector, told), whole, broken)
 
     @property
     def family(self) -> str:
@@ -66,12 +74,12 @@ class Compared:
         return found
 
     def number(self, table: str, value: str, where: Mapping[str, Any] | None = None) -> Number:
-        told = estimate(self.table(table, where), value).iloc[0]
-        others = self.control_tables(table, where)
+        own, others = self.table(table, where), self.control_tables(table, where)
+        mine = Interval.of(estimate(own, value).iloc[0])
+        if own.empty or not others:
+            return Number(mine, None, None)
         return Number(
-            Interval.of(told),
-            Interval.of(estimate(others, value).iloc[0]) if others else None,
-            Interval.of(difference(self.table(table, where), others, value).iloc[0]) if others else None,
+            mine, Interval.of(estimate(others, value).iloc[0]), Interval.of(difference(own, others, value).iloc[0])
         )
 
     def apart(self, other: Compared, table: str, value: str, where: Mapping[str, Any] | None = None) -> Interval:
@@ -90,8 +98,10 @@ class Interval:
         return Interval(float(row["mean"]), float(row["low"]), float(row["high"]))
 
     def said(self, digits: int = 2, sign: bool = False) -> str:
+        """With its interval, if it has one: a single sample gives none."""
         form = f"{'+' if sign else ''}.{digits}f"
-        return f"{self.mean:{form}} [{self.low:{form}}, {self.high:{form}}]"
+        interval = "" if math.isnan(self.low) else f" [{self.low:{form}}, {self.high:{form}}]"
+        return f"{self.mean:{form}}{interval}".replace("-", "−")
 
     @property
     def sure(self) -> bool:
@@ -122,13 +132,18 @@ def dots(runs: Sequence[Compared], categories: Sequence[Category]) -> Iterator[S
 
 
 def _of_numbers(name: str, label: str, intervals: Sequence[Interval | None], control: bool) -> Series:
-    y, low, high = ([None if i is None else getattr(i, end) for i in intervals] for end in ("mean", "low", "high"))
+    ends = ("mean", "low", "high")
+    y, low, high = ([None if i is None else _known(getattr(i, end)) for i in intervals] for end in ends)
     return Series(name, label, y, low, high, control=control)
 
 
 def _series(name: str, label: str, told: pd.DataFrame, x: list[float] | None, control: bool) -> Series:
-    y, low, high = ([None if pd.isna(v) else float(v) for v in told[column]] for column in ("mean", "low", "high"))
+    y, low, high = ([_known(float(v)) for v in told[column]] for column in ("mean", "low", "high"))
     return Series(name, label, y, low, high, control=control, x=x)
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
 
 
 def _where(table: pd.DataFrame, where: Mapping[str, Any] | None) -> pd.DataFrame:

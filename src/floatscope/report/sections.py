@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from floatscope.analysis.absorption import SETS
 from floatscope.analysis.depth import crossing
 from floatscope.analysis.detectors import Detector
 from floatscope.analysis.floating import FRONTIERS, LIVES, THIRDS
@@ -39,7 +38,8 @@ def summary(runs: Sequence[Compared]) -> list[str]:
     """What carries the report, by question, each number beside its control."""
     sentences = []
     if having := _having(runs, "absorption"):
-        sentences.append(f"**One sink?** The first key takes at most {listed(_first_key(run) for run in having)}.")
+        first = listed(_first_key(run) for run in having)
+        sentences.append(f"**One sink?** Where it takes most, the first key has {first}.")
     if having := _having(runs, "floating"):
         within, across = (listed(_away(run, kind) for run in having) for kind in ("within", "across"))
         sentences.append(
@@ -62,8 +62,8 @@ def _first_key(run: Compared) -> str:
     percent, lift = (run.number("absorption", value, where) for value in ("percent", "lift"))
     beside = "" if lift.control is None else f", untrained {lift.control.mean:.1f}"
     return (
-        f"**{percent.own.mean:.1f} %** of a layer's attention in {run.label} (layer {where['layer']}; lift"
-        f" {lift.own.mean:.1f} [{lift.own.low:.1f}, {lift.own.high:.1f}]{beside})"
+        f"**{percent.own.mean:.1f} %** of the attention of layer {where['layer']} in {run.label} (lift"
+        f" {lift.own.said(1)}{beside})"
     )
 
 
@@ -129,7 +129,7 @@ def _absorption(runs: Sequence[Compared], detector: Detector) -> Section:
         )
     rows: list[Cells] = []
     for run in _having(runs, "absorption"):
-        for name in SETS:
+        for name in run.table("absorption")["set"].unique():
             percent, even, lift = (run.number("absorption", v, {"set": name}) for v in ("percent", "uniform", "lift"))
             control = "" if lift.control is None else lift.control.said()
             rows.append([run.label, name, percent.own.said(), f"{even.own.mean:.2f}", lift.own.said(), control])
@@ -140,7 +140,7 @@ def _absorption(runs: Sequence[Compared], detector: Detector) -> Section:
         "How much a few keys absorb",
         "A sink takes the same large share everywhere; an anchor that floats takes a smaller one, and not at the first"
         " key. Percentages of models with different masks cannot be compared: under a causal mask early keys are seen"
-        " by more rows. Lift can.",
+        " by more rows. Lift can. The top key is the one of largest lift, which need not have the largest percentage.",
         f"Received attention of all rows, mean over heads and steps. The top key is that of largest lift among keys"
         f" seen by at least 16 rows. Anchors: {detector}. Lift is percent over the percent of uniform attention under"
         f" the same mask.",

@@ -90,7 +90,7 @@ def _object(line: str) -> dict[str, Any]:
     except RecursionError as error:
         raise UserError("it is nested too deeply") from error
     except ValueError as error:
-        raise UserError(f"it is no JSON ({error})") from error
+        raise UserError(f"it is no JSON ({error}); a file has one object on each line") from error
     if not isinstance(told, dict):
         raise UserError(f"a sample is a JSON object, and this is a {type(told).__name__}")
     return told
@@ -99,6 +99,7 @@ def _object(line: str) -> dict[str, Any]:
 def _sample(told: dict[str, Any], number: int) -> Sample:
     """An object of our own files; one with no more than a question and an answer is one too."""
     given = dict(told)
+    id, question = _text(given, "id", str(number)), _text(given, "question")
     if "answer" in given and "answers" in given:
         raise UserError('it has "answer" and "answers"; give one of them')
     if "answer" not in given and "answers" not in given:
@@ -110,8 +111,8 @@ def _sample(told: dict[str, Any], number: int) -> Sample:
     if not isinstance(passages, list):
         raise UserError('"passages" must be a list')
     return Sample(
-        id=_text(given, "id", str(number)),
-        question=_text(given, "question"),
+        id=id,
+        question=question,
         answers=tuple(answers),
         passages=tuple(_passage(passage, place) for place, passage in enumerate(passages, 1)),
         meta=given,
@@ -141,7 +142,8 @@ def _text(given: dict[str, Any], name: str, default: str | None = None) -> str:
     """Take a text that must be there and say something."""
     text = given.pop(name, default)
     if not isinstance(text, str) or not text.strip():
-        raise UserError(f'"{name}" must be a text, and not an empty one')
+        beside = f', such as "{text}"' if isinstance(text, int) and not isinstance(text, bool) else ""
+        raise UserError(f'"{name}" must be a text{beside}, and not an empty one')
     return text
 
 
