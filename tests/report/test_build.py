@@ -150,6 +150,16 @@ def test_models_of_other_depth_are_drawn_by_relative_depth(tmp_path, runs):
     assert all(s.x[0] == 0 and s.x[-1] == 1 for s in chart.series)
 
 
+def test_models_of_other_tokenizers_are_told_so(tmp_path):
+    runs = []
+    for name, model in (("a", "twin:mdm"), ("b", fs.write_random(tmp_path / "b", layers=8, width=32))):
+        runs.append(tmp_path / f"run-{name}")
+        list(fs.trace_samples(fs.load(model, device="cpu"), ["What floats?"], runs[-1], new_tokens=12))
+    said = build(runs, explore=0)[0].summary
+    assert any(each.startswith("The models cut texts into different tokens") for each in said)
+    assert not any("relative depth" in each for each in said)
+
+
 def test_what_a_trace_does_not_hold_is_said_where_it_would_be(tmp_path):
     model = fs.load("twin:mdm", device="cpu")
     watch = fs.Watch(fields=("received", "uniform", "seen", "eligible"))

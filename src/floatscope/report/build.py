@@ -28,6 +28,7 @@ from floatscope.report.explorer import payload
 from floatscope.report.figures import draw
 from floatscope.report.sections import listed, sections, summary
 from floatscope.trace import open_run
+from floatscope.values import State
 
 FEW = 5  # samples
 BUDGET = 6_000_000  # bytes of the page that canvases may take together
@@ -132,8 +133,18 @@ def _notes(runs: Sequence[Compared]) -> Iterator[str]:
         yield f"{listed(scarce)}: fewer than {FEW} samples, too few for an interval to say much."
     if len({run.run.samples for run in runs}) > 1:
         yield "The runs were made on different samples, so differences between models are not paired."
+    if _differently_tokenised(runs):
+        yield "The models cut texts into different tokens: a position is each model's own."
     if len({len(run.table("absorption")["layer"].unique()) for run in runs if run.has("absorption")}) > 1:
         yield "The models have different numbers of layers; they are drawn by relative depth."
+
+
+def _differently_tokenised(runs: Sequence[Compared]) -> bool:
+    """Whether a prompt that all have is not the same tokens to all."""
+    shared = [name for name in runs[0].run.done if all(name in run.run.done for run in runs)]
+    traces = [run.run.trace(shared[0]) for run in runs] if shared else []
+    prompts = {tuple(t.arrays["tokens"][0][t.arrays["states"][0] == State.PROMPT].tolist()) for t in traces}
+    return len(prompts) > 1
 
 
 def _canvases(runs: Sequence[Compared], explore: int) -> Iterator[dict[str, Any]]:
