@@ -153,7 +153,7 @@ def _map(chart: Map, labels: list[str]) -> Figure:
         bar.ax.yaxis.set_minor_formatter(NullFormatter())
     for axis, names in ((axes.xaxis, chart.x), (axes.yaxis, chart.y)):
         shown = [int(i) for i in MaxNLocator(12, integer=True).tick_values(0, len(names) - 1) if 0 <= i < len(names)]
-        axis.set_ticks(shown, [str(names[i]) for i in shown])
+        axis.set_ticks(shown, [name if isinstance(name := names[i], str) else f"{name:g}" for i in shown])
     for spine in axes.spines.values():
         spine.set_visible(False)
     _marks(axes, chart)

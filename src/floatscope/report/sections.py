@@ -262,9 +262,7 @@ def _map(trace: Trace, label: str, layer: int) -> Map:
 
 def _depth(runs: Sequence[Compared], detector: Detector) -> Section:
     charts: list[Chart] = [
-        _lines(
-            runs, name.capitalize(), "share of attention over the even one", "structure", "ratio", {"set": name}, 1.0
-        )
+        _lines(runs, name.capitalize(), "attention over the even share", "structure", "ratio", {"set": name}, 1.0)
         for name in ("structure", "content")
     ]
     rows: list[Cells] = [[run.label, _crossed(run)] for run in _having(runs, "structure")]
@@ -296,7 +294,7 @@ def _reading(runs: Sequence[Compared], detector: Detector) -> Section:
         _lines(
             [run for run in runs if _has_region(run, name)],
             name.capitalize(),
-            "attention of answer rows over the even share",
+            "attention over the even share",
             "answer_rows",
             "ratio",
             {"region": name},
