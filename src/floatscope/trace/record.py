@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import platform
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -70,6 +71,9 @@ def write_record(folder: Path, record: Mapping[str, Any]) -> None:
     write_atomic(folder / RECORD, [json.dumps(record, indent=1).encode() + b"\n"])
 
 
+_DIGEST = re.compile("[0-9a-f]{64}")
+
+
 def differences(then: Any, now: Any, key: str = "") -> Iterator[str]:
     """A clause for every entry that differs, with both values."""
     if isinstance(then, dict) and isinstance(now, dict):
@@ -84,6 +88,8 @@ def differences(then: Any, now: Any, key: str = "") -> Iterator[str]:
 
 
 def _brief(value: Any) -> str:
+    if isinstance(value, str) and _DIGEST.fullmatch(value):
+        value = f"{value[:12]}…"
     text = "nothing" if value is _ABSENT else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 80 else f"{text[:77]}…"
 

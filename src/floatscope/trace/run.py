@@ -244,7 +244,7 @@ def _start(folder: Path, record: dict[str, Any], lock: IO[str]) -> Run:
 
 def _check_same(folder: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     plan = then["plan"] if now["plan"] is None else now["plan"]
-    changes = list(differences(then["settings"], now["settings"]))
+    changes = sorted(differences(then["settings"], now["settings"]), key=lambda change: "…" in change)  # digests last
     changes += differences({key: then[key] for key in ("samples", "plan")}, {"samples": now["samples"], "plan": plan})
     if changes:
         raise UserError(
