@@ -144,7 +144,8 @@ def _train(now: Leg, kind: str, recipe: Recipe, material: Material) -> Iterator[
             rate = (progress.step - start) * recipe.batch * recipe.length / (progress.seconds - earlier)
             yield _told(kind, progress, recipe, rate)
         progress.seconds = earlier + time.monotonic() - began
-    save(folder, module, optimizer, progress, recipe, kind)
+    if progress.step > start:  # else there is nothing new, and perhaps nothing at all
+        save(folder, module, optimizer, progress, recipe, kind)
     if interrupted:
         raise KeyboardInterrupt
     if progress.step >= recipe.steps:
