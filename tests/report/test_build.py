@@ -85,6 +85,20 @@ def test_models_are_compared_sample_by_sample(built, runs):
     assert row[3] == f"{apart['mean']:+.2f} [{apart['low']:+.2f}, {apart['high']:+.2f}]"
 
 
+def test_a_number_is_the_models_its_controls_and_their_difference(built, runs):
+    run = built[1][1]
+    where = {"set": "first", "layer": 1}
+    own, *others = (
+        table[(table["set"] == "first") & (table["layer"] == 1)]
+        for table in (absorption(fs.open_run(path)) for path in (runs["mdm"], *controls(runs["mdm"])))
+    )
+    number = run.number("absorption", "lift", where)
+    wanted = (estimate(own, "lift"), estimate(others, "lift"), difference(own, others, "lift"))
+    for found, told in zip((number.own, number.control, number.apart), wanted, strict=True):
+        assert (found.mean, found.low, found.high) == pytest.approx(tuple(told.iloc[0][["mean", "low", "high"]]))
+    assert number.own.mean > 3 * number.control.mean
+
+
 def test_the_summary_names_each_model_with_its_control(built):
     said = " ".join(built[0].summary)
     for name in ("twin:arm", "twin:mdm"):

@@ -39,7 +39,7 @@ def train(
     recipes = TINY if tiny else RECIPES
     told_in_cards = {"licence": licence, "command": shlex.join(["floatscope", *sys.argv[1:]])}
     columns = TextColumn("[bold]{task.description:<15}[/]"), BarColumn(), TextColumn("{task.fields[said]}")
-    with Progress(*columns, TimeRemainingColumn(), console=console) as bars:
+    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as bars:
         tasks: dict[str, TaskID] = {}
         for told in leg(
             out, text, recipes, minutes, device=device, workers=workers, compiled=not tiny, **told_in_cards

@@ -21,7 +21,6 @@ import pandas as pd
 from floatscope import __version__
 from floatscope.analysis import detectors
 from floatscope.errors import UserError
-from floatscope.models.said import printable
 from floatscope.report.charts import Model, Report, Table
 from floatscope.report.compared import Compared
 from floatscope.report.explorer import payload
@@ -119,7 +118,9 @@ def _notes(runs: Sequence[Compared]) -> Iterator[str]:
     """What must be known before the models are compared."""
     for run in runs:
         if missing := run.run.missing:
-            few = ", ".join(map(printable, missing[:5])) + (" …" if len(missing) > 5 else "")
+            few = ", ".join(name if name.isprintable() else repr(name) for name in missing[:5]) + (
+                " …" if len(missing) > 5 else ""
+            )
             share = f"{len(missing)} of {len(run.run.samples)} samples are missing"
             yield f"**{run.label}** is not finished: {share} ({few})."
         if run.unfinished:

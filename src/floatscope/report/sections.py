@@ -177,7 +177,7 @@ def _anchors(runs: Sequence[Compared], detector: Detector) -> Section:
         "Anchors: how many, and what they are",
         "Anchors are keys that stand out from the others of their layer. What they are is told beside how often such"
         " tokens stand in the canvas: a class that fills the canvas is found often without being sought.",
-        f"{_named(detector)} on the mean over heads; in single heads among the 16 keys of largest lift, at steps whose"
+        f"Detector {detector} on the mean over heads; in single heads among the 16 keys of largest lift, at steps whose"
         f" forward had all rows. The sweep counts keys above the mean of the others plus eps.",
         runs,
         charts,
@@ -380,7 +380,3 @@ def _having(runs: Sequence[Compared], table: str) -> list[Compared]:
 
 def _cell(number: Number) -> str:
     return number.own.said() if number.control is None else f"{number.own.said()} · untrained {number.control.said()}"
-
-
-def _named(detector: Detector) -> str:
-    return f"Detector {detector}"
