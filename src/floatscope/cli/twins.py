@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -39,17 +40,21 @@ def train(
     recipes = TINY if tiny else RECIPES
     told_in_cards = {"licence": licence, "command": shlex.join(["floatscope", *sys.argv[1:]])}
     columns = TextColumn("[bold]{task.description:<15}[/]"), BarColumn(), TextColumn("{task.fields[said]}")
-    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as bars:
+    with ExitStack() as shown:  # the bars begin with the first thing there is to tell
+        bars = Progress(*columns, TimeRemainingColumn(), console=console)
         tasks: dict[str, TaskID] = {}
         for told in leg(
             out, text, recipes, minutes, device=device, workers=workers, compiled=not tiny, **told_in_cards
         ):
             if isinstance(told, Asked):
-                name, done, of, said = f"ask {told.kind}", told.answered, told.questions, told.file
+                verb = "watch" if told.file == "attention" else "ask"
+                name, done, of, said = f"{verb} {told.kind}", told.answered, told.questions, told.file
             else:
                 rate = f"{told.tokens_per_second / 1e6:.2f} Mtok/s"
                 name, done, of = told.kind, told.step, told.steps
                 said = f"text {told.text_loss:.3f}  answers {told.answer_loss:.3f}  {rate}"
+            if not tasks:
+                shown.enter_context(bars)
             if name not in tasks:
                 tasks[name] = bars.add_task(name, total=of, said=said)
             bars.update(tasks[name], completed=done, said=said)
