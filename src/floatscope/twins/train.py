@@ -108,7 +108,7 @@ def next_token_loss(
 ) -> tuple[Tensor, Tensor]:
     """(loss of everything, loss of the answers)."""
     logits = forward(tokens)[:, :-1]
-    each = F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="none")
+    each = _each(logits, tokens[:, 1:]).flatten()
     answers = (roles[:, 1:] == ANSWER).flatten()
     return each.mean(), _mean(each, answers)
 
@@ -131,10 +131,14 @@ def masked_loss(
     logits = forward(torch.where(masked, mask_id, tokens))
     if shift:  # row p decides position p + 1; nothing decides the first
         logits, masked, tokens, roles, reading = logits[:, :-1], masked[:, 1:], tokens[:, 1:], roles[:, 1:], reading
-    each = F.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten(), reduction="none").view_as(masked)
+    each = _each(logits, tokens)
     diffusion = (each * (masked & ~reading) / t).sum() / (~reading).expand_as(masked).sum().clamp_min(1)
     asked, answer = masked & reading, roles == ANSWER
     return diffusion, _mean(each, asked & answer) + 0.1 * _mean(each, asked & ~answer)
+
+
+def _each(logits: Float[Tensor, "row position token"], wanted: Int[Tensor, "row position"]) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1).float(), wanted.flatten(), reduction="none").view_as(wanted)
 
 
 def _whole_answers(roles: Int[Tensor, "row position"], draw: torch.Generator) -> Bool[Tensor, "row position"]:
@@ -204,12 +208,14 @@ def train_steps(
 
 
 def _forward(module: Any, kind: str, compiled: bool) -> Callable[[Tensor], Tensor]:
-    """Embeddings stay out of the compiled part: its gradient would add a whole batch of masks to one row in turn."""
-    embed = module.get_input_embeddings()
+    """Layer by layer: a network compiled as a whole makes the mask that full attention does not need, and adds the
+    gradients of a batch of masks to one embedding in turn."""
+    if compiled:
+        for layer in module.model.layers:
+            layer.compile()
 
-    def forward(embedded: Tensor) -> Tensor:
-        logits: Tensor = module(inputs_embeds=embedded, is_causal=kind == "arm", use_cache=False).logits
+    def forward(tokens: Tensor) -> Tensor:
+        logits: Tensor = module(tokens, is_causal=kind == "arm", use_cache=False).logits
         return logits
 
-    run = torch.compile(forward) if compiled else forward
-    return lambda tokens: run(embed(tokens))
+    return forward
