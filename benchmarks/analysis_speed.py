@@ -1,4 +1,4 @@
-"""How long it takes to analyse a run: all tables of anchors, absorption, floating and depth, in one pass over it.
+"""How long it takes to analyse a run: all tables of `measure`, in one pass over it.
 
     python benchmarks/analysis_speed.py                     # 64 samples, 32 steps, 32 layers of 32 heads, T = 1024
     python benchmarks/analysis_speed.py --samples 8 --profile
@@ -33,7 +33,8 @@ from floatscope.trace.sizes import format_size
 from floatscope.values import State
 
 T, STEPS, LAYERS, HEADS, NEW = 1024, 32, 32, 32, 32
-REGIONS = ("template", "question", *(f"document {k}" for k in range(1, 6)), "gold")
+PARTS = ("template", *(f"document {k}" for k in range(1, 6)), "question", "answer")
+REGIONS = (*PARTS, "gold", "evidence")
 GOAL = "60 s and 4 GB for 64 samples"
 
 
@@ -124,9 +125,10 @@ def made_up(sample: str, rng: np.random.Generator) -> Trace:
     arrays["block"][:], arrays["layers"][:] = (prompt, T), np.arange(LAYERS)
     arrays["commit_step"][:], arrays["commit_position"][:] = step, prompt + step
     arrays["commit_row"][:], arrays["commit_token"][:] = prompt + step, text[prompt:]
-    for region in range(len(REGIONS)):
-        arrays["region_member"][region * 100 : region * 100 + 100, region] = True
-    arrays["region_member"][:, -1] = arrays["region_member"][:, 2]  # gold is the first document
+    part = np.minimum(key // (prompt // (len(PARTS) - 1)), len(PARTS) - 2)
+    arrays["region_member"][key, np.where(key < prompt, part, len(PARTS) - 1)] = True
+    arrays["region_member"][:, -2] = arrays["region_member"][:, 1]  # gold is the first document
+    arrays["region_member"][:, -1] = arrays["region_member"][:, 1] & (key % 50 < 3)
 
     received = rng.gamma(2, 1, (STEPS, LAYERS, len(GROUPS), T))
     path = rng.integers(0, T, (STEPS // 4, LAYERS)).repeat(4, 0)
@@ -138,7 +140,11 @@ def made_up(sample: str, rng: np.random.Generator) -> Trace:
     arrays["top"][:] = rng.random(arrays["top"].shape, np.float32) * 10
     arrays["moments"][..., 0], arrays["moments"][..., 1], arrays["moments"][..., 2] = T, T, 4 * T
     arrays["head_stats"][:] = rng.random(arrays["head_stats"].shape, np.float32)
-    arrays["row_regions"][:] = rng.random(arrays["row_regions"].shape, np.float32) / len(REGIONS)
+    arrays["key_stats"][:] = rng.random(arrays["key_stats"].shape, np.float32)
+    arrays["contribution"][:] = arrays["received"] * rng.random(arrays["received"].shape, np.float32)
+    arrays["row_key"][:] = rng.integers(0, T, arrays["row_key"].shape, np.int32)
+    for name in ("turned", "residual", "row_mass", "row_regions", "regions", "rollout"):
+        arrays[name][:] = rng.random(arrays[name].shape, np.float32) / len(REGIONS)
 
     pieces = {str(i): ("\n", " .", "", " word")[i % 4] for i in [*text.tolist(), 126_336]}
     meta = {"family": "mdm", "rows": "all", "pieces": pieces, "special": {"mask": 126_336}, "special_ids": [126_336]}

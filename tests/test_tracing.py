@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -107,7 +108,10 @@ def test_every_kind_of_model_is_traced_with_and_without_its_chat_template(models
     assert said(made, "document 1") == JON.text.replace("ö", "\ufffd\ufffd")
     around = {"llada": "user\n\n{}assistant\n\n", "dream": "user\n{}\nassistant\n", "llama": "user\n{}\nassistant\n"}
     scaffold = "Document 1: \nDocument 2: \nQuestion: \nAnswer:"
-    assert said(made, "template") == (around[layout].format(scaffold) if templated else scaffold)
+    plain = re.sub(r"<\|\w+\|>|\[\w+\]", "", said(made, "template"))  # special tokens are template too
+    assert plain == (around[layout].format(scaffold) if templated else scaffold)
+    parts = [i for i, name in enumerate(made.coords["region"]) if name not in ("gold", "evidence")]
+    assert (made.arrays["region_member"][:, parts].sum(1) == 1).all()
     assert ("bos" in made.coords["region"]) == (layout == "llada" and templated)
 
 
@@ -216,6 +220,22 @@ def test_a_broken_run_goes_on_to_the_same_bytes(models, tmp_path, written):
     assert sorted(early + [t.sample for t in late]) == sorted(s.id for s in SAMPLES)
     assert files(tmp_path / "broken") == files(tmp_path / "unbroken")
     assert trace(models["llada"], tmp_path / "broken", **how) == []
+
+
+@pytest.mark.parametrize("layout", ["llada", "llama"])
+def test_influence_survives_a_break_and_is_a_setting_of_the_run(models, layout, tmp_path):
+    how = {"samples": SAMPLES[2:], "temperature": 1.0, "batch": 2, "watch": fs.Watch(influence=True)}
+    trace(models[layout], tmp_path / "unbroken", **how)
+    begun = iter(trace_samples(models[layout], out=tmp_path / "broken", **how, **SHORT))
+    next(begun)  # one of a batch of two
+    begun.close()
+    with pytest.raises(UserError, match=r'fields \(.*\), first at entry \d+: "influence" in the folder, nothing now'):
+        trace(models[layout], tmp_path / "broken", **{**how, "watch": fs.Watch()})
+    trace(models[layout], tmp_path / "broken", **how)
+    assert files(tmp_path / "broken") == files(tmp_path / "unbroken")
+    for made in open_run(tmp_path / "broken"):
+        assert made.meta["fields"][-1] == "influence"
+        assert len(made.arrays["influence"]) == 4
 
 
 CHILD = """
@@ -354,6 +374,17 @@ def test_the_forecast_is_what_the_arrays_take(models, layout, keep, tmp_path):
     list(tracing)
     taken = sum(array.nbytes for made in open_run(tmp_path / "run") for array in made.arrays.values())
     assert tracing.size.total == taken
+
+
+@pytest.mark.parametrize("layout", ["llada", "llama"])
+def test_the_forecast_knows_influence(models, layout, tmp_path):
+    watch = fs.Watch(influence=True)
+    tracing = trace_samples(models[layout], ["What?", "Who?!"], tmp_path / "run", watch=watch, **SHORT)
+    list(tracing)
+    made = list(open_run(tmp_path / "run"))
+    assert tracing.size.bytes["influence"] == sum(t.arrays["influence"].nbytes for t in made)
+    assert tracing.size.total == sum(array.nbytes for t in made for array in t.arrays.values())
+    assert re.search(r"\ninfluence +commit 4 × key ", str(tracing.size))
 
 
 def test_a_disk_without_room_is_refused(models, tmp_path, monkeypatch):

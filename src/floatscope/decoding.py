@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from floatscope import prompts as asked
+from floatscope.capture.influence import embedding_of, influence
 from floatscope.capture.watcher import Watch, Watcher
-from floatscope.capture.ways import into
+from floatscope.capture.ways import into, unwatched
 from floatscope.decode import Sampling, Step, autoregress, canvas_of, denoise, sampling
 from floatscope.errors import UserError
 from floatscope.models import Model
@@ -60,6 +61,8 @@ def decode(
         raise UserError(f"meta must be a dict of facts, got {meta!r}")
     if model.spec.family == "mdm" and model.spec.mask_id is None:
         raise UserError(f"{model.spec.name} has no mask token: give its id, fs.load(…, mask_id=…)")
+    if watch is not None and watch.influence:
+        embedding_of(model.module)
     if infill:  # what is given is the canvas: nothing is appended, and no template put around it, unless asked for
         settings = {"new_tokens": None, **settings}
         settings["new_tokens"] = 0 if settings["new_tokens"] is None else settings["new_tokens"]
@@ -196,7 +199,7 @@ class Decoding:
         if self._broken is not None:
             raise UserError(f"this decoding broke off at step {len(self._done)} ({self._broken}); decode again")
         try:
-            step, self.layers = next(self._rest, (None, self.layers))
+            step, self.layers, moved = next(self._rest, (None, self.layers, None))
         except BaseException as error:
             self._broken = str(error) if isinstance(error, UserError) else type(error).__name__
             raise
@@ -204,15 +207,18 @@ class Decoding:
             return False
         if self._watcher is not None:
             self._recorder = self._recorder or recorder_for(self.samples, self._watcher, self.meta)
-            self._recorder.add(step, self.layers, self._watcher.layer_visibility)
+            self._recorder.add(step, self.layers, self._watcher.layer_visibility, moved)
         self._done.append(step)
         return True
 
 
 def _run(
     model: Model, how: Sampling, canvas: CanvasState, samples: Sequence[str], suffix: int, watcher: Watcher | None
-) -> Iterator[tuple[Step, list[Reductions]]]:
-    """The steps, each with what its forward left behind. It holds no `Decoding`: dropping that ends the watch."""
+) -> Iterator[tuple[Step, list[Reductions], Tensor | None]]:
+    """The steps, each with what its forward left behind and, if asked for, the influence on its commits [commit, key].
+
+    It holds no `Decoding`: dropping that ends the watch.
+    """
     spec = model.spec
     whole = model.cached() if spec.family == "arm" else model.forward
 
@@ -247,7 +253,11 @@ def _run(
                     f"no attention was seen: {type(model.module).__name__} calls neither transformers'"
                     " AttentionInterface nor F.scaled_dot_product_attention; decode it without watch"
                 )
-            yield step, layers
+            moved = None
+            if watcher is not None and watcher.watch.influence:
+                with unwatched(model.module):
+                    moved = influence(model.forward, model.module, step.before, step.commits)
+            yield step, layers, moved
 
 
 def final_state(decoding: Decoding, watch: Watch | None = None) -> list[Trace]:
@@ -259,6 +269,8 @@ def final_state(decoding: Decoding, watch: Watch | None = None) -> list[Trace]:
         raise UserError(f"final_state looks at what fs.decode gave, got {type(decoding).__name__}")
     if watch is not None and not isinstance(watch, Watch):
         raise UserError(f"watch must be a fs.Watch(…) or None, got {watch!r}")
+    if watch is not None and watch.influence:
+        raise UserError("influence is of a step and what it commits, and final_state is no step; leave influence out")
     steps, model = decoding.steps, decoding.model
     if not steps:
         raise UserError("nothing was decoded: no prompt had a mask to fill")
@@ -301,7 +313,7 @@ def _facts(model: Model, how: Sampling, watch: Watch | None) -> dict[str, Any]:
     facts = {**model.facts, **how.as_json}
     cached = model.spec.family == "arm" and model.spec.cache
     facts |= {"rows": "cache" if cached else "all", "state": "step"}
-    return facts | ({} if watch is None else {"fields": list(watch.names)})
+    return facts | ({} if watch is None else {"fields": list(watch.kept)})
 
 
 def _too_large(model: Model, canvas: CanvasState) -> UserError:

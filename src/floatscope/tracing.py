@@ -212,6 +212,7 @@ class Tracing:
             commits=new,
             queries=prompt if arm else None,
             positions=prompt + new if arm else None,
+            influence=self.watch.influence,
         )
 
     def check_room(self) -> None:
@@ -240,7 +241,7 @@ class Tracing:
             "template": self.template,
             "prompt": TEMPLATE if any("prompt" not in item.prompt.spans for item in self.items) else None,
             "keep": self.watch.keep if self.watch.fields is None else None,
-            "fields": list(self.watch.names),
+            "fields": list(self.watch.kept),
             "reducers": [reducer.name for reducer in self.watch.reducers],
             "control_seed": seed,
             "samples_sha256": hashlib.sha256(json.dumps(asked).encode()).hexdigest(),
@@ -328,7 +329,7 @@ def _items(model: Model, samples: Sequence[Sample | str], chat: bool | None, how
         located = model.text.locate(prompt.text, chat=template)
         tokens = {} if located.covers is None else tokens_of(prompt, located.covers)
         if located.ids and located.ids[0] == model.spec.bos_id:
-            tokens["bos"] = [0]
+            tokens = {name: [i for i in at if i] for name, at in tokens.items()} | {"bos": [0]}
         items.append(Item(sample, prompt, located.ids, tokens))
         _check(model, items[-1], how)
     return items
@@ -349,6 +350,8 @@ def _regions(items: Sequence[Item], new: int, suffix: int) -> Regions:
     for item in items:
         pad = width - len(item.ids)
         found = {name: [(pad + i, pad + i + 1) for i in tokens] for name, tokens in item.tokens.items()}
+        if suffix:
+            found.setdefault("template", []).append((width + new, width + new + suffix))
         spans.append({**found, "answer": [(width, width + new)]})
     return Regions.from_spans(spans, width + new + suffix)
 

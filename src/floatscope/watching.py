@@ -128,7 +128,9 @@ def watch(module: nn.Module | Model, *, mask_id: int | None = None, **settings: 
         module = module.module
     if not isinstance(module, nn.Module):
         raise UserError(f"watch needs a torch module or a floatscope Model, got {type(module).__name__}")
-    allowed = [f.name for f in dataclass_fields(Watch)]
+    if settings.pop("influence", False):
+        raise UserError("influence is of the tokens a step commits, which `watch` does not know; use fs.decode")
+    allowed = [f.name for f in dataclass_fields(Watch) if f.name != "influence"]
     for name in settings:
         if name not in allowed:
             raise unknown("setting of `watch`", name, allowed)

@@ -2,7 +2,7 @@
 
 A `World` is one decoding with nothing reduced: the attention of every step over all rows. `trace_of` reduces it to the
 arrays docs/trace.md lists at the level `summary`; of a world with a cache each step keeps its new rows alone. What no
-analysis reads (scores, norms, rollout, the residual stream) is NaN.
+analysis reads (rollout, the residual stream), and scores and norms that are not given, is NaN.
 
     world = canvas(attend(scores), prompt=20)       # scores [step, layer, head, query, key]
     look = Look(trace_of(world))
@@ -15,7 +15,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from floatscope.capture.fields import FIELDS, GROUPS, HEAD_STATS, ORDERS, QUANTITIES, RANKS, TOP_STATS, fields_of
+from floatscope.capture.fields import (
+    FIELDS,
+    GROUPS,
+    HEAD_STATS,
+    KEY_STATS,
+    ORDERS,
+    QUANTITIES,
+    RANKS,
+    TOP_STATS,
+    fields_of,
+)
 from floatscope.trace import Trace
 from floatscope.trace.layout import COORDS, OWN, stored_axes
 from floatscope.values import State
@@ -43,6 +53,8 @@ class World:
     blocks: Sequence[tuple[int, int]] = ()
     regions: dict[str, Sequence[int]] = field(default_factory=dict)
     cached: bool = False
+    columns: Sequence[np.ndarray] = ()  # of each step [layer, head, key_stat, key]
+    turned: Sequence[np.ndarray] = ()  # of each step [layer, head, rank]
 
     @property
     def steps(self) -> int:
@@ -204,6 +216,8 @@ def _moment(world: World, t: int, kinds: list[int]) -> dict[str, np.ndarray]:
     top = np.full((layers, heads, G, RANKS, len(TOP_STATS)), np.nan)
     moments = np.full((layers, heads, len(QUANTITIES), len(ORDERS)), np.nan)
     stats = np.full((layers, heads, len(HEAD_STATS)), np.nan)
+    columns = world.columns[t] if world.columns else np.full((layers, heads, len(KEY_STATS), n), np.nan)
+    turned = world.turned[t] if world.turned else np.full((layers, heads, RANKS), np.nan)
     for layer in range(layers):
         for head in range(heads):
             for g in range(G):
@@ -211,8 +225,12 @@ def _moment(world: World, t: int, kinds: list[int]) -> dict[str, np.ndarray]:
                 lift = {j: received[layer, head, g, j] / uniform[layer, g, j] for j in keys}
                 moments[layer, head, g] = len(lift), sum(lift.values()), sum(x**2 for x in lift.values())
                 for rank, j in enumerate(sorted(keys, key=lambda j: (-lift[j], j))[:RANKS]):
-                    top_key[layer, head, g, rank], top[layer, head, g, rank, 0] = j, lift[j]
+                    top_key[layer, head, g, rank] = j
+                    top[layer, head, g, rank] = lift[j], *columns[layer, head, :, j]
                 if g == 0 and lift:
+                    own = columns[layer, head][:, keys]
+                    sums = np.full(len(own), len(keys)), own.sum(-1), (own**2).sum(-1)
+                    moments[layer, head, G:] = np.stack(sums, -1)
                     stats[layer, head, HEAD_STATS.index("gini")] = gini(list(lift.values()))
             stats[layer, head, HEAD_STATS.index("entropy")] = _entropy(A[layer, head], see[layer])
             stats[layer, head, HEAD_STATS.index("first")] = received[layer, head, 0, 0]
@@ -234,6 +252,9 @@ def _moment(world: World, t: int, kinds: list[int]) -> dict[str, np.ndarray]:
         "top_key": top_key,
         "top": top,
         "moments": moments,
+        "turned": turned,
+        "key_stats": columns.mean(1),
+        "contribution": (received * columns[:, :, None, KEY_STATS.index("output_norm")]).mean(1),
         "head_stats": stats,
         "residual": np.full((layers, n), np.nan),
         "row_key": np.where(there, order, -1),

@@ -1,4 +1,4 @@
-"""METHODS §2 to §4 once more: loops over whole attention matrices, to be read beside the text.
+"""The definitions of docs/analysis.md once more: loops over whole attention matrices, to be read beside the text.
 
 Nothing here knows what a trace is. A step's attention is that of all its rows: of a growing text its whole prefix.
 """

@@ -17,18 +17,22 @@ from floatscope.trace import Trace
 pytestmark = pytest.mark.filterwarnings("error")
 SHAPE = {"layers": 3, "width": 32, "heads": 4, "kv_heads": 2, "ffn": 48, "vocabulary": 64}
 LENGTHS = (30, 21, 26)
-OF_HEADS = {"per_head", "row_entropy", "gini"}
+OF_HEADS = frozenset({"per_head", "row_entropy", "gini", "sinks", "heads", "activity", "qk", "attribution", "norms"})
+OF_COMMITS = frozenset({"last commit", "commits", "order", "arness", "coupling", "answer_rows", "retrieval"})
+HALF = frozenset({"flow", "rollout", "rank_one", "importance", "answer_rows", "retrieval", "norms"})
+"""Read from what is stored in float16."""
 DETECTORS = ("zscore(k=1.5)", "rulli(eps=0.3)", "topk(k=3)", "gu(eps=0.08)")
 
 
 def same_tables(ours: list[Trace], theirs: list[Trace], by: str, leave: frozenset[str] = frozenset()) -> None:
     one, two = measure(ours, by), measure(theirs, by)
-    assert one.tables.keys() == two.tables.keys()
-    assert one.lacking.keys() == two.lacking.keys()
+    assert one.tables.keys() - leave == two.tables.keys() - leave
+    assert one.lacking.keys() - leave == two.lacking.keys() - leave
     for name, table in one.tables.items():
         if name not in leave:
             columns = [column for column in table.columns if column not in leave]
-            pd.testing.assert_frame_equal(table[columns], two.tables[name][columns], rtol=2e-4, atol=2e-5, obj=name)
+            near = {"rtol": 2e-3, "atol": 2e-3} if name in HALF else {"rtol": 2e-4, "atol": 2e-5}
+            pd.testing.assert_frame_equal(table[columns], two.tables[name][columns], **near, obj=name)
 
 
 def spelled_out(trace: Trace) -> Trace:
@@ -45,10 +49,12 @@ def test_heads_may_come_in_any_order(seed, kind):
     order = np.random.default_rng(seed).permutation(world.heads)
     shuffled = replace(world, attention=[A[:, order] for A in world.attention])
     for by in DETECTORS:
-        same_tables([trace_of(world)], [trace_of(shuffled)], by, leave=frozenset({"heads"}))
+        same_tables(
+            [trace_of(world)], [trace_of(shuffled)], by, leave=frozenset({"heads", "qk", "activity", "retrieval"})
+        )
     each = [floating.heads(Look(trace_of(w)))["within"].to_numpy().reshape(-1, world.heads) for w in (world, shuffled)]
     np.testing.assert_array_equal(each[0][:, order], each[1])
-    found = [anchors._heads(Look(trace_of(w), "rulli(eps=1)")).sum(-1) for w in (world, shuffled)]
+    found = [anchors.head_anchors(Look(trace_of(w), "rulli(eps=1)")).sum(-1) for w in (world, shuffled)]
     np.testing.assert_array_equal(found[0][:, :, order], found[1])
 
 
@@ -71,7 +77,15 @@ def decoded(request, tmp_path_factory) -> tuple[list[Trace], list[Trace]]:
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, 60, n).tolist() for n in LENGTHS]
     longest = max(LENGTHS)
-    spans = [{"question": [(longest - n, longest - n + 5)], "rest": [(longest - 9, longest)]} for n in LENGTHS]
+    spans = [
+        {
+            "question": [(longest - n, longest - n + 5)],
+            "rest": [(longest - n + 5, longest)],
+            "answer": [(longest, longest + 6)],
+            "evidence": [(longest - 9, longest)],
+        }
+        for n in LENGTHS
+    ]
     how = {"new_tokens": 6, "watch": fs.Watch(), **({"steps": 4} if layout == "llada" else {"stop": False})}
     regions = fs.Regions.from_spans(spans, length=longest + 6)
     names = ["a", "b", "c"]
@@ -88,7 +102,7 @@ def decoded(request, tmp_path_factory) -> tuple[list[Trace], list[Trace]]:
 @pytest.mark.parametrize("by", DETECTORS)
 def test_a_padded_batch_gives_the_tables_of_its_samples(decoded, by):
     together, alone = decoded
-    assert not measure(together, by).lacking
+    assert set(measure(together, by).lacking) == ({"qk"} if by.startswith("gu") else set())
     same_tables(together, alone, by)
 
 
@@ -98,7 +112,7 @@ def test_rows_kept_one_by_one_give_the_tables_of_whole_forwards(seed, by):
     """But for what is said of single heads, which a cache shows at the first step alone."""
     world = anything(seed, "cached")
     whole = replace(world, cached=False)
-    same_tables([trace_of(world)], [trace_of(whole)], by, leave=frozenset({*OF_HEADS, "sinks", "heads"}))
+    same_tables([trace_of(world)], [trace_of(whole)], by, leave=OF_HEADS)
 
 
 def test_a_cached_model_and_the_same_without_a_cache(tmp_path):
@@ -113,10 +127,7 @@ def test_a_cached_model_and_the_same_without_a_cache(tmp_path):
             model.module(input_ids=out.tokens[:, :n], use_cache=False)
     (watched,) = seen.traces
     assert watched.meta["rows"] == "all"
-    leave = frozenset(
-        {*OF_HEADS, "sinks", "heads", "last commit"}
-    )  # what is not watched with a cache, or without a decoding
-    for by in DETECTORS:
-        same_tables([spelled_out(cached)], [spelled_out(watched)], by, leave)
+    for by in DETECTORS:  # but for what is not watched with a cache, or without a decoding
+        same_tables([spelled_out(cached)], [spelled_out(watched)], by, OF_HEADS | OF_COMMITS)
     maps = [floating.mean_map([Look(trace)], layer=1) for trace in (cached, watched)]
     np.testing.assert_allclose(*maps, rtol=1e-4, atol=1e-6)

@@ -136,7 +136,7 @@ class Expectation:
     mean: Tensor  # [batch, head, group, key]
     uniform: Tensor  # [batch, group, key]
     lift: Tensor  # [batch, head, group, key]; NaN where not eligible
-    columns: Tensor  # [batch, head, 5, key]
+    columns: Tensor  # [batch, head, 6, key]
 
 
 def expect(kind: str, canvas: CanvasState, seen: Seen) -> Expectation:
@@ -152,7 +152,9 @@ def expect(kind: str, canvas: CanvasState, seen: Seen) -> Expectation:
     cos = qk / seen.q.norm(dim=-1)[..., None] / seen.k.norm(dim=-1)[..., None, :]
     over = see[:, None] / see.sum(1)[:, None, None].clamp_min(1)  # a mean over the queries that see the key
     output = torch.einsum("ohd,bhjd->bhjo", seen.W_O, seen.v)
-    columns = [(qk * D**-0.5 * over).sum(2), (cos * over).sum(2), *(x.norm(dim=-1) for x in (seen.k, seen.v, output))]
+    norm = (seen.q.norm(dim=-1)[..., None] * seen.k.norm(dim=-1)[..., None, :] * over).sum(2)
+    norms = [x.norm(dim=-1) for x in (seen.k, seen.v, output)]
+    columns = [(qk * D**-0.5 * over).sum(2), (cos * over).sum(2), *norms, norm]
     return Expectation(mean, uniform, lift, torch.stack(columns, 2))
 
 
@@ -237,6 +239,42 @@ def test_moments_are_sums_over_the_eligible_keys(case):
         assert values.shape[2] == len(QUANTITIES)
         orders = [values.isfinite().sum(-1).double(), values.nansum(-1), values.square().nansum(-1)]
         close(r.fields["moments"], torch.stack(orders, -1), atol=1e-4)
+
+
+def test_key_stats_are_head_means(case):
+    kind, canvas, layers, eager = case
+    for r, seen in zip(layers, eager, strict=True):
+        close(r.fields["key_stats"], expect(kind, canvas, seen).columns.mean(1) * canvas.valid[:, None])
+
+
+def test_contribution_is_attention_times_what_the_value_adds(case):
+    kind, canvas, layers, eager = case
+    for r, seen in zip(layers, eager, strict=True):
+        want = expect(kind, canvas, seen)
+        close(r.fields["contribution"], (want.mean * want.columns[:, :, 4:5]).mean(1))
+
+
+def test_turned_keys_point_where_the_others_do(case):
+    """Of the first r + 1 top keys a: mean of σ|k_a| q̄_a·m, m the mean direction of the other eligible keys."""
+    kind, canvas, layers, eager = case
+    see = table(kind, canvas)
+    for r, seen in zip(layers, eager, strict=True):
+        lift = expect(kind, canvas, seen).lift
+        for b in range(B):
+            for h in range(H):
+                could = lift[b, h, 0].isfinite().nonzero()[:, 0].tolist()
+                ranked = sorted(could, key=lambda j: -lift[b, h, 0, j])
+                for n in range(1, RANKS + 1):
+                    top, others = ranked[:n], ranked[n:]
+                    if len(top) < n or not others:
+                        assert r.fields["turned"][b, h, n - 1].isnan()
+                        continue
+                    m = torch.stack([seen.k[b, h, j] / seen.k[b, h, j].norm() for j in others]).mean(0)
+                    scores = []
+                    for j in top:
+                        q = seen.q[b, h, see[b, :, j] > 0].mean(0)
+                        scores.append(D**-0.5 * seen.k[b, h, j].norm() * (q @ m))
+                    close(r.fields["turned"][b, h, n - 1], torch.stack(scores).mean())
 
 
 def gini(x: Tensor) -> Tensor:

@@ -111,6 +111,17 @@ def test_settings_reach_the_run(ask, tmp_path):
     assert open_run(tmp_path / "other").settings["sampler"] == "origin"
 
 
+def test_influence_is_kept_where_it_is_asked_for(ask, tmp_path):
+    done = ask("--influence", "--limit", "2")
+    assert done.exit_code == 0, done.output
+    for made in open_run(tmp_path / "run"):
+        assert made.arrays["influence"].shape == (4, made.arrays["keys"][0])
+        assert (made.arrays["influence"] > 0).all()
+    done = ask("--limit", "2")
+    assert done.exit_code == 2
+    assert '"influence" in the folder, nothing now' in done.stderr
+
+
 def test_an_interrupt_says_how_far_it_came(ask, monkeypatch):
     whole = Tracing.__iter__
 

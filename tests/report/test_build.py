@@ -48,6 +48,7 @@ def section(report, id):
 def test_every_question_has_its_section_and_every_chart_its_control(built):
     report, _ = built
     asked = ["models", "absorption", "anchors", "floating", "maps", "depth", "reading"]
+    asked += ["retrieval", "flow", "qk", "carried", "heads", "order"]
     assert [each.id for each in report.sections] == asked
     assert report.title == "Where twin:arm and twin:mdm look"
     for each in report.sections:

@@ -55,18 +55,18 @@ def test_every_character_is_passage_question_or_template():
 
 def test_a_bare_prompt_is_all_prompt():
     assert bare("What floats?").spans == {"prompt": [(0, 12)]}
-    assert tokens_of(bare("What floats?"), [None, (0, 4), (5, 11), (11, 12)]) == {"prompt": [1, 2, 3]}
+    assert tokens_of(bare("What floats?"), [(0, 4), (5, 11), (11, 12)]) == {"prompt": [0, 1, 2]}
 
 
 def test_what_a_chat_template_adds_is_template():
     covers = [None, (-6, -2), (-2, 0), (0, 4), (3, 14), (12, 13), None]
-    assert tokens_of(bare("What floats?"), covers) == {"template": [1, 2, 5], "prompt": [3, 4]}
+    assert tokens_of(bare("What floats?"), covers) == {"template": [0, 1, 2, 5, 6], "prompt": [3, 4]}
 
 
-def test_a_token_may_lie_in_several_regions_or_in_none():
+def test_a_token_across_a_border_is_where_most_of_it_is():
     start = prompt_of(ASKED).text.index("cow.\nDoc")
-    covers = [(start, start + 8), (start + 4, start + 5), None]
-    assert tokens_of(prompt_of(ASKED), covers) == {"document 1": [0], "template": [0, 1]}
+    covers = [(start, start + 8), (start + 3, start + 5), (start + 3, start + 6), (start + 4, start + 4), None]
+    assert tokens_of(prompt_of(ASKED), covers) == {"document 1": [0, 1], "template": [2, 3, 4]}
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
@@ -88,9 +88,18 @@ def test_spans_hold_what_they_are_named_for(told, question, first):
 
 
 @pytest.mark.parametrize("width", [1, 3])
-def test_tokens_are_those_that_cover_a_character(width):
+def test_every_token_is_in_one_part_and_evidence_is_what_covers_it(width):
     prompt = prompt_of(ASKED)
     covers = [(i, min(i + width, len(prompt.text))) for i in range(0, len(prompt.text), width)]
-    for region, tokens in tokens_of(prompt, covers).items():
+    found = tokens_of(prompt, covers)
+    parts = [tokens for region, tokens in found.items() if region not in ("gold", "evidence")]
+    assert sorted(n for tokens in parts for n in tokens) == list(range(len(covers)))
+    for region, tokens in found.items():
         inside = {i for a, b in prompt.spans[region] for i in range(a, b)}
-        assert tokens == [n for n, (a, b) in enumerate(covers) if inside & set(range(a, b))]
+        shared = [len(inside & set(range(a, b))) for a, b in covers]
+        if region == "evidence":
+            assert tokens == [n for n, characters in enumerate(shared) if characters]
+        else:
+            assert all(2 * shared[n] >= covers[n][1] - covers[n][0] for n in tokens)
+    documents = [n for i, p in enumerate(ASKED.passages, 1) if p.gold for n in found[f"document {i}"]]
+    assert found["gold"] == documents

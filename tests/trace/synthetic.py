@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from floatscope.capture.fields import FIELDS, HEAD_STATS, ORDERS, QUANTITIES, RANKS, TOP_STATS, fields_of
+from floatscope.capture.fields import FIELDS, HEAD_STATS, KEY_STATS, ORDERS, QUANTITIES, RANKS, TOP_STATS, fields_of
 from floatscope.decode.step import Step
 from floatscope.trace import Recorder, Trace
 from floatscope.values import CanvasState, Commits, Reductions, Regions, State
@@ -175,6 +175,9 @@ def _fields(
             "received": received.mean(0),
             "top_key": top_key,
             "top": rng.random((H, G, RANKS, len(TOP_STATS))),
+            "turned": rng.random((H, RANKS)),
+            "key_stats": rng.random((len(KEY_STATS), K)),
+            "contribution": rng.random((G, K)),
             "moments": rng.random((H, len(QUANTITIES), len(ORDERS))),
             "head_stats": rng.random((H, len(HEAD_STATS))),
             "regions": rng.random((H, R, R)),

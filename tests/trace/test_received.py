@@ -1,4 +1,4 @@
-"""`Trace.received` on every scale and view, against slow restatements of METHODS §2."""
+"""`Trace.received` on every scale and view, against slow restatements of docs/methods.md."""
 
 from __future__ import annotations
 

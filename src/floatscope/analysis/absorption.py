@@ -5,7 +5,8 @@
 
 Sets: `first` key (whether or not it is a bos), the `top` key by lift, the `top 5`, and the `anchors` a detector finds.
 `bos` says whether the first key is one. `percent` is of all attention (mean over heads and rows), `uniform` the same
-were it uniform, `lift` their ratio.
+were it uniform, `lift` their ratio. `moved` is the percent of what the attention moves: each probability times the norm
+its value adds to the residual stream.
 """
 
 from __future__ import annotations
@@ -39,9 +40,11 @@ def of(look: Look, per_step: bool = False, sets: Sequence[str] = SETS) -> pd.Dat
         chosen = _CHOOSE[name](look)
         percent = 100 * np.nansum(np.where(chosen, look.received, 0), -1)  # [step, layer]
         uniform = 100 * np.nansum(np.where(chosen, look.uniform, 0), -1)
+        moved = 100 * np.where(chosen, look.moved, 0).sum(-1)
         steps = np.arange(look.steps)
         if not per_step:
-            percent, uniform, steps = percent.mean(0, keepdims=True), uniform.mean(0, keepdims=True), steps[:1]
+            percent, uniform, moved = (each.mean(0, keepdims=True) for each in (percent, uniform, moved))
+            steps = steps[:1]
         tables.append(
             pd.DataFrame(
                 {
@@ -53,6 +56,7 @@ def of(look: Look, per_step: bool = False, sets: Sequence[str] = SETS) -> pd.Dat
                     "bos": starts_with_bos(look.trace),
                     "percent": percent.ravel(),
                     "uniform": uniform.ravel(),
+                    "moved": moved.ravel(),
                 }
             )
         )

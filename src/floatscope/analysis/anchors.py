@@ -29,7 +29,7 @@ EPS = tuple(np.arange(0, 10.5, 0.5))
 def counts(look: Look) -> pd.DataFrame:
     """Anchors per step; `per_head` counts in each head among its 16 keys of largest lift, and is empty for detectors
     that need more than those."""
-    per_head = _heads(look)
+    per_head = head_anchors(look)
     return pd.DataFrame(
         {
             "sample": look.sample,
@@ -122,7 +122,7 @@ def sweep(look: Look) -> pd.DataFrame:
     return pd.DataFrame({"sample": look.sample, "eps": EPS, "share": left})
 
 
-def _heads(look: Look) -> Bool[np.ndarray, "step layer head rank"] | None:
+def head_anchors(look: Look) -> Bool[np.ndarray, "step layer head rank"] | None:
     """Which of a head's 16 keys of largest lift are anchors by the detector."""
     lift, moments = _top(look, "lift"), kept(look.trace, "moments")[:, :, :, QUANTITIES.index("lift_all")]
     n, total, squares = (moments[..., ORDERS.index(order), None].astype(np.float64) for order in ORDERS)

@@ -21,7 +21,8 @@ from floatscope.errors import UserError
 
 
 def classes(look: Look) -> pd.DataFrame:
-    """`share` of the received attention, mean over steps; `base` the same under uniform attention; `ratio` of both."""
+    """`share` of the received attention, mean over steps; `base` the same under uniform attention; `ratio` of both.
+    `moved` is the share of what the attention moves, `moved_ratio` that over `base`."""
     return _shares(look, "class", {name: look.classes == number for number, name in enumerate(CLASSES)})
 
 
@@ -74,7 +75,8 @@ def answer_rows(look: Look) -> pd.DataFrame:
 def _shares(look: Look, column: str, sets: Mapping[str, Bool[np.ndarray, "step key"]]) -> pd.DataFrame:
     """A row per set and layer."""
     chosen = np.stack(list(sets.values()), -1).astype(np.float64)  # [step, key, set]
-    share, base = ((np.nan_to_num(r) @ chosen).mean(0).T.ravel() for r in (look.received, look.uniform))
+    received = (np.nan_to_num(look.received), np.nan_to_num(look.uniform), look.moved)
+    share, base, moved = ((r @ chosen).mean(0).T.ravel() for r in received)
     table = pd.DataFrame(
         {
             "sample": look.sample,
@@ -83,7 +85,9 @@ def _shares(look: Look, column: str, sets: Mapping[str, Bool[np.ndarray, "step k
             column: np.repeat(list(sets), len(look.layers)),
             "share": share,
             "base": base,
+            "moved": moved,
         }
     )
-    table["ratio"] = (table["share"] / table["base"]).where(table["base"] > 0)
+    for ratio, name in (("ratio", "share"), ("moved_ratio", "moved")):
+        table[ratio] = (table[name] / table["base"]).where(table["base"] > 0)
     return table

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from floatscope.capture.fields import FIELDS
 from floatscope.errors import UserError
 from floatscope.trace import Trace
 
@@ -12,7 +13,7 @@ def kept(trace: Trace, name: str) -> np.ndarray:
     """An array of the trace; one that was not kept is named."""
     if name not in trace.arrays:
         raise UserError(
-            f"the trace of '{trace.sample}' does not keep '{name}', which this reads; it comes with keep=\"summary\" or"
-            " more"
+            f"the trace of '{trace.sample}' does not keep '{name}', which this reads; it comes with"
+            f' keep="{FIELDS[name].level}" or more'
         )
     return trace.arrays[name]

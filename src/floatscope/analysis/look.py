@@ -60,6 +60,16 @@ class Look:
         return self.trace.uniform()
 
     @cached_property
+    def moved(self) -> Float[np.ndarray, "step layer key"]:
+        """The share of each key in what the attention moves: received attention times the norm its value adds to the
+        residual stream. NaN throughout where the trace does not know."""
+        if "contribution" not in self.trace.arrays:
+            return np.full(self.received.shape, np.nan)
+        each = np.nan_to_num(self.trace.contribution())
+        total = each.sum(-1, keepdims=True)
+        return each / np.where(total > 0, total, np.nan)
+
+    @cached_property
     def lift(self) -> Float[np.ndarray, "step layer key"]:
         """Of the eligible keys; NaN elsewhere."""
         return self.trace.by_layer(scale="lift", eligible=True)

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from floatscope.analysis import anchors, depth, floating
+from floatscope.analysis import anchors, depth, floating, flow, heads, influence, order, qk, retrieval
 from floatscope.analysis.absorption import of_detectable
+from floatscope.analysis.asked import asked
 from floatscope.analysis.detectors import Detector
 from floatscope.analysis.look import Look, looks
 from floatscope.errors import UserError
@@ -35,7 +36,27 @@ ANALYSES: dict[str, Callable[[Look], pd.DataFrame]] = {
     "classes": depth.classes,
     "structure": depth.structure,
     "answer_rows": depth.answer_rows,
+    "asked": asked,
+    "retrieval": retrieval.retrieval,
+    "flow": flow.flow,
+    "rollout": flow.rollout,
+    "rank_one": flow.rank_one,
+    "importance": flow.importance,
+    "qk": qk.qk,
+    "norms": qk.norms,
+    "activity": heads.activity,
+    "directed": heads.directed,
+    "commits": order.commits,
+    "order": order.order,
+    "arness": order.arness,
+    "coupling": order.coupling,
+    "influence": influence.influence,
 }
+ONLY: dict[str, Callable[[Look], bool]] = {
+    "directed": lambda look: bool(look.masked.any()),
+    "influence": lambda look: "influence" in look.trace.arrays,
+}
+"""Tables that are of some traces only, and not missed in others."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +73,8 @@ def measure(
     lacking: dict[str, str] = {}
     for look in looks(traces, detector):
         for name in [name for name in parts if name not in lacking]:
+            if name in ONLY and not ONLY[name](look):
+                continue
             try:
                 parts[name].append(ANALYSES[name](look))
             except UserError as error:
@@ -62,4 +85,6 @@ def measure(
     }
     if "tops" in tables:
         tables["floating"] = floating.floating_index(tables["tops"])
+    if "qk" in tables:
+        tables["attribution"] = qk.attribution(tables["qk"])
     return Measured(tables, lacking)

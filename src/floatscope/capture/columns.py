@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from floatscope.capture.attention import Attention
@@ -26,6 +26,16 @@ class Columns:
     stats: Float[Tensor, "batch head 5 key"]  # in the order of COLUMNS; zero on padding
     output_norm: Float[Tensor, "batch head"]  # mean norm of a head's output rows
     query_norm: Float[Tensor, "batch head"]
+    seeing: Float[Tensor, "batch head key"] | None = None  # mean norm of the queries that see a key; None: `query_norm`
+    turned: Float[Tensor, "batch head rank"] | None = None  # where those queries differ by key
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """The keys of largest lift, and those that could be among them."""
+
+    key: Int[Tensor, "batch head rank"]
+    eligible: Bool[Tensor, "batch key"]
 
 
 @dataclass(frozen=True)
@@ -49,10 +59,14 @@ def columns(
     output: Float[Tensor, "batch head query value_dim"],
     rows: Rows,
     gram: Float[Tensor, "head dim dim"] | None,
+    ranked: Ranked | None = None,
 ) -> Columns:
-    """The columns of `COLUMNS` for every head and key, fp32. Without a Gram matrix `output_norm` is NaN."""
+    """The stats of every head and key, fp32. Without a Gram matrix `output_norm` is NaN. The `ranked` keys are turned
+    here if their mean queries differ."""
     B, H, _, _ = call.query.shape
     out = torch.empty(B, H, len(COLUMNS), call.visible.keys, device=call.query.device)
+    turned = None if ranked is None else torch.empty(ranked.key.shape, device=out.device)
+    seeing = None if call.visible.kind == "full" else torch.empty(out[:, :, 0].shape, device=out.device)
     query_norm = torch.empty(B, H, device=out.device)
     step = max(1, CHUNK // (B * max(call.visible.keys, call.visible.queries) * call.query.shape[-1]))
     for h in range(0, H, step):
@@ -64,7 +78,11 @@ def columns(
             see = replace(see, mask=see.mask[:, some])
         q_norm, k_norm = _norm(q), _norm(k)
         query_norm[:, some] = (q_norm * rows.weight[:, None]).sum(-1)
-        score, cosine = _mean_products(see, q, q_norm, k, rows)
+        score, cosine, mean = _mean_products(see, q, q_norm, k, rows)
+        if seeing is not None:
+            seeing[:, some] = mean_over_seeing(see, q_norm[..., None], rows.valid)[..., 0]
+        if turned is not None and ranked is not None and mean is not None:
+            turned[:, some] = call.scaling * _turned(mean, k, k_norm, ranked.key[:, some], ranked.eligible)
         out[:, some, 0] = score * call.scaling
         out[:, some, 1] = cosine / k_norm.clamp_min(1e-30)
         out[:, some, 2] = k_norm
@@ -76,7 +94,7 @@ def columns(
     if call.visible.valid is not None:
         out = torch.where(call.visible.valid.to(out.device)[:, None, None], out, 0.0)
     output_norm = (_norm(output.float()) * rows.weight[:, None]).sum(-1)
-    return Columns(out, output_norm, query_norm)
+    return Columns(out, output_norm, query_norm, seeing, turned)
 
 
 def _mean_products(
@@ -85,19 +103,39 @@ def _mean_products(
     q_norm: Float[Tensor, "batch head query"],
     k: Float[Tensor, "batch head key dim"],
     rows: Rows,
-) -> tuple[Float[Tensor, "batch head key"], Float[Tensor, "batch head key"]]:
-    """Mean over the queries that see a key of q·k, and of q̂·k."""
+) -> tuple[Float[Tensor, "batch head key"], Float[Tensor, "batch head key"], Tensor | None]:
+    """Mean over the queries that see a key of q·k, and of q̂·k; and, if it differs by key, that mean query."""
     inverse = 1 / q_norm.clamp_min(1e-30)
     if see.kind == "full":  # the same queries see every key: one mean, one product
         share = rows.weight[:, None].expand_as(inverse)
         means = torch.stack([share, share * inverse], 2) @ q  # [b, h, 2, d]
         both = k @ means.transpose(-1, -2)  # [b, h, key, 2]
-        return both[..., 0], both[..., 1]
-    unit = q * inverse[..., None]
-    return (
-        (mean_over_seeing(see, q, rows.valid) * k).sum(-1),
-        (mean_over_seeing(see, unit, rows.valid) * k).sum(-1),
-    )
+        return both[..., 0], both[..., 1], None
+    mean = mean_over_seeing(see, q, rows.valid)
+    mean_unit = mean_over_seeing(see, q * inverse[..., None], rows.valid)
+    return (mean * k).sum(-1), (mean_unit * k).sum(-1), mean
+
+
+def _turned(
+    mean: Float[Tensor, "batch head key dim"],
+    k: Float[Tensor, "batch head key dim"],
+    k_norm: Float[Tensor, "batch head key"],
+    ranked: Int[Tensor, "batch head rank"],
+    eligible: Bool[Tensor, "batch key"],
+) -> Float[Tensor, "batch head rank"]:
+    """Mean over the first r + 1 keys a of |k_a| q̄_a·m, m the mean direction of the eligible keys that are not among
+    them; q̄_a the mean of the queries that see a. NaN beyond the keys there are, or where no other is left."""
+    R = ranked.shape[-1]
+    unit = k / k_norm.clamp_min(1e-30)[..., None]
+    total = (eligible[:, None, None].to(k.dtype) @ unit)[:, :, 0]  # [b, h, dim]
+    at = ranked.clamp_min(0)
+    q, top = (x.gather(2, at[..., None].expand(*at.shape, x.shape[-1])) for x in (mean, unit))
+    among = (q @ top.mT).cumsum(-1)  # [b, h, a, r]: q̄_a with the directions of the first r + 1
+    taken = torch.arange(1, R + 1, device=k.device)
+    left = (eligible.sum(-1)[:, None, None] - taken).to(k.dtype)  # [b, 1, r]
+    rest = ((q * total[:, :, None]).sum(-1)[..., None] - among) / left[:, :, None]
+    score = (k_norm.gather(2, at)[..., None] * rest).triu().sum(-2) / taken
+    return score.masked_fill((ranked < 0) | (left <= 0), torch.nan)
 
 
 def _norm(x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows"]:

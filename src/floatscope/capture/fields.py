@@ -17,8 +17,9 @@ from floatscope.errors import UserError, unknown
 KEEP = ("summary", "heads", "rows", "full")
 GROUPS = ("all", "masked", "committed", "predicting")
 RANKS = 16
-TOP_STATS = ("lift", "qk", "cos", "key_norm", "value_norm", "output_norm")
-QUANTITIES = (*(f"lift_{g}" for g in GROUPS), "qk", "cos", "key_norm", "value_norm", "output_norm")
+KEY_STATS = ("qk", "cos", "key_norm", "value_norm", "output_norm", "norm")
+TOP_STATS = ("lift", *KEY_STATS)
+QUANTITIES = (*(f"lift_{g}" for g in GROUPS), *KEY_STATS)
 ORDERS = ("n", "sum", "sumsq")
 HEAD_STATS = ("entropy", "gini", "first", "output_norm", "query_norm")
 ELIGIBLE = 16
@@ -47,6 +48,16 @@ FIELDS: dict[str, Field] = {
         ("head", "group", "rank", "top_stat"), "float32", "summary", "lift, mean qk and cos, norms of those keys"
     ),
     "moments": Field(("head", "quantity", "order"), "float32", "summary", "n, Σ, Σ² over eligible keys"),
+    "turned": Field(
+        ("head", "rank"),
+        "float32",
+        "summary",
+        "mean qk of the top keys of `all` up to this rank, were they turned to where the other eligible keys point",
+    ),
+    "key_stats": Field(("key_stat", "key"), "float16", "summary", "mean qk and cos, norms; mean over heads"),
+    "contribution": Field(
+        ("group", "key"), "float32", "summary", "received attention times the norm of W_O v, mean over heads"
+    ),
     "head_stats": Field(
         ("head", "head_stat"), "float32", "summary", "row entropy / log n, Gini, first-key mass, norms"
     ),

@@ -44,12 +44,13 @@ class Plan:
     rows_in: Float[Tensor, "batch region"] | None  # query rows in each region
 
     @cached_property
-    def _expected(self) -> Expected:
+    def so_far(self) -> Expected:
+        """Of the groups that are known before the commits are."""
         return expectation(self.visible, self.groups)
 
     def expected(self, commits: Commits) -> Expected:
         """Of all four groups, now that the predicting rows are known (none: an empty group)."""
-        g, see = self._expected, self.visible
+        g, see = self.so_far, self.visible
         if not len(commits):
             pads = {"uniform": torch.nan, "seen": 0, "eligible": False}
             more_of = {name: F.pad(getattr(g, name), (0, 0, 0, 1), value=value) for name, value in pads.items()}

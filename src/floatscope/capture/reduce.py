@@ -14,10 +14,13 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from floatscope.capture.columns import Columns
-from floatscope.capture.fields import RANKS
+from floatscope.capture.columns import COLUMNS, Columns, Ranked
+from floatscope.capture.fields import RANKS, TOP_STATS
 from floatscope.capture.plan import Expected, Plan
 from floatscope.values import Commits
+
+OF_COLUMNS = frozenset(("top", "top_key", "turned", "key_stats", "contribution", "moments", "head_stats"))
+"""The fields that read scores and norms of keys."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +58,25 @@ def summarise(
         out["received"] = mean.mean(2)
     if "received_heads" in fields:
         out["received_heads"] = mean
-    if fields & {"top", "top_key", "moments", "head_stats"}:
+    if fields & OF_COLUMNS:
         lift = mean / want.uniform[:, None]
         eligible = want.eligible[:, None].expand(lift.shape[1:]) & lift.isfinite()
         lift = torch.where(eligible, lift, 0.0)
         found = [raw.columns for raw in raws if raw.columns is not None]
         columns = torch.stack([c.stats for c in found])
-        if fields & {"top", "top_key"}:
-            out |= _top(lift, eligible, columns)
+        seeing = torch.stack([c.query_norm[..., None] if c.seeing is None else c.seeing for c in found])
+        norm = columns[..., COLUMNS.index("key_norm"), :] * seeing  # mean of |q_i||k_j|
+        columns = torch.cat([columns, norm[..., None, :]], -2)
+        if fields & {"top", "top_key", "turned"}:
+            top = _top(lift, eligible, columns)
+            out |= {name: value for name, value in top.items() if name in fields}
+        if "turned" in fields:
+            apart = [c.turned for c in found if c.turned is not None]
+            out["turned"] = torch.stack(apart) if apart else _turned(top["top"][..., 0, :, :], eligible, columns)
+        if "key_stats" in fields:
+            out["key_stats"] = columns.mean(2)
+        if "contribution" in fields:
+            out["contribution"] = (mean * columns[:, :, :, None, COLUMNS.index("output_norm")]).mean(2)
         if "moments" in fields:
             out["moments"] = _moments(lift, eligible, columns)
         if "head_stats" in fields:
@@ -105,12 +119,21 @@ def chosen_rows(
     return out
 
 
+def ranked(received: Float[Tensor, "batch head key"], plan: Plan) -> Ranked:
+    """The top keys of group `all`, before the step is over."""
+    want = plan.so_far
+    lift = received / want.count[:, None, :1] / want.uniform[:, None, 0]
+    eligible = want.eligible[:, 0]
+    value, key = torch.where(eligible[:, None], lift, -1.0).topk(min(RANKS, lift.shape[-1]), -1)
+    key = key.masked_fill(value < 0, -1)
+    return Ranked(F.pad(key, (0, RANKS - key.shape[-1]), value=-1), eligible)
+
+
 def _top(lift: Tensor, eligible: Tensor, columns: Tensor) -> dict[str, Tensor]:
     n = min(RANKS, lift.shape[-1])
-    ranked = torch.where(eligible, lift, -1.0)  # lift is never negative
-    value, key = ranked.topk(n, -1)  # [layer, batch, head, group, n]
-    stats = columns[..., None, :, :].expand(*key.shape[:4], *columns.shape[-2:])  # [.., group, 5, key]
-    picked = stats.gather(-1, key[..., None, :].expand(*key.shape[:4], 5, n)).transpose(-1, -2)
+    value, key = torch.where(eligible, lift, -1.0).topk(n, -1)  # [layer, batch, head, group, n]; no lift is negative
+    stats = columns[..., None, :, :].expand(*key.shape[:4], *columns.shape[-2:])  # [.., group, stat, key]
+    picked = stats.gather(-1, key[..., None, :].expand(*key.shape[:4], stats.shape[-2], n)).transpose(-1, -2)
     top = torch.cat([value[..., None], picked], -1)
     missing = value < 0
     top = top.masked_fill(missing[..., None], torch.nan)
@@ -120,6 +143,16 @@ def _top(lift: Tensor, eligible: Tensor, columns: Tensor) -> dict[str, Tensor]:
         "top_key": F.pad(key, (0, pad), value=-1),
         "top": F.pad(top, (0, 0, 0, pad), value=torch.nan),
     }
+
+
+def _turned(top: Tensor, eligible: Tensor, columns: Tensor) -> Tensor:
+    """Where one mean query q̄ serves all keys, |k_a| q̄·k̂_j is |k_a| qk_j / |k_j|: scores and norms tell it all."""
+    unit = (columns[..., 0, :] / columns[..., 2, :].clamp_min(1e-30)).where(eligible[..., 0, :], 0.0)  # σ q̄·k̂_j
+    score, norm = top[..., TOP_STATS.index("qk")], top[..., TOP_STATS.index("key_norm")]
+    taken = torch.arange(1, RANKS + 1, device=top.device)
+    left = eligible[..., 0, :].sum(-1, keepdim=True) - taken
+    rest = (unit.sum(-1, keepdim=True) - (score / norm.clamp_min(1e-30)).cumsum(-1)) / left
+    return (norm.cumsum(-1) / taken * rest).masked_fill(left <= 0, torch.nan)
 
 
 def _moments(lift: Tensor, eligible: Tensor, columns: Tensor) -> Tensor:

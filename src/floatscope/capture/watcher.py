@@ -30,7 +30,7 @@ from floatscope.capture.columns import columns
 from floatscope.capture.fields import FIELDS, SHARED, check_fields, fields_of
 from floatscope.capture.plan import Expected, Plan, plan_for, same
 from floatscope.capture.received import BACKENDS, receive
-from floatscope.capture.reduce import Raw, chosen_rows, region_mass, summarise
+from floatscope.capture.reduce import OF_COLUMNS, Raw, chosen_rows, ranked, region_mass, summarise
 from floatscope.capture.reducer import Reducer
 from floatscope.capture.verify import check_call
 from floatscope.capture.visibility import Visibility
@@ -52,6 +52,8 @@ class Watch:
     reducers  your own, beside them
     verify    recompute every call dense in float64 and compare: captured == executed (slow, short inputs)
     backend   auto | triton | blocked | dense
+    influence also how far each committed token's logit moves with the embedding of each position: a second forward
+              for each step, with gradients, and a backward for each commit
     """
 
     keep: str = "summary"
@@ -59,6 +61,7 @@ class Watch:
     reducers: tuple[Reducer, ...] = ()
     verify: bool = False
     backend: str = "auto"
+    influence: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.fields, str):
@@ -84,6 +87,11 @@ class Watch:
     @property
     def names(self) -> tuple[str, ...]:
         return fields_of(self.keep) if self.fields is None else self.fields
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """What a trace says it keeps: the fields, and `influence` where it was asked for."""
+        return (*self.names, "influence") if self.influence else self.names
 
 
 @dataclass(frozen=True)
@@ -191,9 +199,13 @@ class Watcher:
         if "matrix" in self.fields:
             extra["matrix"] = _matrix(call, lse)
         cols = None
-        if self.fields & {"top", "top_key", "moments", "head_stats"}:
-            look = column_kernel.columns if column_kernel.serves(call) else columns
-            cols = look(call, output, plan.rows, layer.gram())
+        if self.fields & OF_COLUMNS:
+            if column_kernel.serves(call):
+                cols = column_kernel.columns(call, output, plan.rows, layer.gram())
+            else:
+                apart = "turned" in self.fields and see.kind != "full"
+                top = ranked(got.received[:, :, 0], plan) if apart else None
+                cols = columns(call, output, plan.rows, layer.gram(), top)
         half = call.query.dtype in (torch.float16, torch.bfloat16)
         received, regions = got.received, None
         if received.nbytes > KEEP_BYTES:  # too much to keep for all layers: pool the regions now, keep the groups

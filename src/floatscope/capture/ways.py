@@ -54,6 +54,21 @@ def into(module: nn.Module, watcher: Watcher) -> Iterator[str]:
         yield "AttentionInterface" if transformers_way else "scaled_dot_product_attention"
 
 
+@contextmanager
+def unwatched(module: nn.Module) -> Iterator[None]:
+    """While the block lasts a watched module attends by itself, as before; for a forward that is nobody's step."""
+    sites = _watchers[module][1] if module in _watchers else None
+    own = [] if sites is None else sites.own_attention
+    ours = [(config, config._attn_implementation_internal) for config, _ in own]
+    try:
+        for config, name in own:
+            config._attn_implementation_internal = name
+        yield
+    finally:
+        for config, name in ours:
+            config._attn_implementation_internal = name
+
+
 _watchers: weakref.WeakKeyDictionary[nn.Module, tuple[Watcher, Sites]] = weakref.WeakKeyDictionary()
 
 
@@ -103,9 +118,10 @@ def _has_decoder(module: nn.Module) -> bool:
 def through_transformers(module: nn.Module, watcher: Watcher) -> Iterator[None]:
     _register()
     with ExitStack() as undo:
-        undo.enter_context(_watched(module, watcher, stack=False))
-        for config in _configs(module):
-            undo.callback(setattr, config, "_attn_implementation_internal", config._attn_implementation_internal)
+        sites = undo.enter_context(_watched(module, watcher, stack=False))
+        sites.own_attention = [(config, config._attn_implementation_internal) for config in _configs(module)]
+        for config, name in sites.own_attention:
+            undo.callback(setattr, config, "_attn_implementation_internal", name)
         module.set_attn_implementation(NAME)  # type: ignore[operator]
         yield
 
@@ -307,6 +323,7 @@ class Sites:
         self.names = {part: name or type(root).__name__ for name, part in root.named_modules()}
         self.parents = {child: part for part in root.modules() for child in part.children()}
         self.blocks = [part for group in root.modules() if isinstance(group, nn.ModuleList) for part in group]
+        self.own_attention: list[tuple[Any, Any]] = []  # each config and the implementation it names by itself
         self.running: list[nn.Module] = []
         self.streams: dict[nn.Module, Tensor] = {}  # what entered each running block: the residual stream
         self._layers: dict[nn.Module, Layer] = {}

@@ -22,9 +22,12 @@ def report(
         str | None, typer.Option(help="Of the figures: png, pdf, svg, or several with commas; png,pdf unless given.")
     ] = None,
     tables: Annotated[Path | None, typer.Option(help="Also write the numbers into this folder.")] = None,
+    paper: Annotated[
+        bool, typer.Option("--paper", help="The figures of the attention floating paper, drawn from these runs.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print where things are as JSON.")] = False,
 ) -> None:
-    """Compare runs on one page: anchors, absorption, floating and depth, each beside its untrained control."""
+    """Compare runs on one page: where they look, what for and in which order, each beside its untrained control."""
     import json
 
     from rich.console import Console
@@ -47,7 +50,7 @@ def report(
     columns = TextColumn("reading traces"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         task = bars.add_task("", total=total)
-        made, compared = build(runs, detector, explore, lambda _: bars.advance(task))
+        made, compared = build(runs, detector, explore, lambda _: bars.advance(task), as_paper=paper)
     written = {
         "tables": [str(path) for path in write_tables(compared, tables)] if tables else [],
         "figures": [str(path) for path in write_figures(made, figures, endings)] if figures else [],

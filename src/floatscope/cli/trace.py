@@ -35,6 +35,7 @@ def trace(
     seed: o.Seed = 0,
     chat: o.Chat = None,
     keep: Annotated[str, Opt(help="How much of each step: summary, heads, rows or full.")] = "summary",
+    influence: Annotated[bool, Opt("--influence", help="Also the gradient of each committed token's logit.")] = False,
     batch: Annotated[int | None, Opt(help="Samples decoded together. Default: 8, on a GPU 32.")] = None,
     control: Annotated[str | None, Opt(help="untrained: trace fresh weights of the same architecture too.")] = None,
     control_seeds: Annotated[int | None, Opt(help="How many untrained controls; 3 unless given.")] = None,
@@ -70,7 +71,7 @@ def trace(
     if control_seeds is not None and control_seeds < 1:
         raise UserError(f"--control-seeds must be at least 1, got {control_seeds}")
     samples = prompt if data is None else read_samples(data, limit)
-    watch = Watch(keep)
+    watch = Watch(keep, influence=influence)
 
     console = Console(stderr=as_json, highlight=False, soft_wrap=True)
     opened = o.opened(

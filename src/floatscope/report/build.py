@@ -25,7 +25,9 @@ from floatscope.report.charts import Model, Report, Table
 from floatscope.report.compared import Compared
 from floatscope.report.explorer import payload
 from floatscope.report.figures import draw
-from floatscope.report.sections import listed, sections, summary
+from floatscope.report.paper import foreword, paper
+from floatscope.report.sections import sections, summary
+from floatscope.report.sections.parts import listed
 from floatscope.trace import open_run
 from floatscope.values import State
 
@@ -35,19 +37,23 @@ SHOWN = ("revision", "dtype", "sampler", "new_tokens", "steps", "block", "temper
 
 
 def build(
-    paths: Sequence[Path], detector: str = "zscore", explore: int = 2, told: Callable[[str], None] = lambda _: None
+    paths: Sequence[Path],
+    detector: str = "zscore",
+    explore: int = 2,
+    told: Callable[[str], None] = lambda _: None,
+    as_paper: bool = False,
 ) -> tuple[Report, list[Compared]]:
-    """The report of these runs; `told` hears of each trace that was read."""
+    """The report of these runs, or `as_paper` the paper's figures of them; `told` hears of each trace that was read."""
     by = detectors.detector(detector)
     labels = _labels(paths)
     runs = [Compared.of(path, label, str(by), told) for path, label in zip(paths, labels, strict=True)]
     models = [Model(run.label, run.family, len(run.run.done), _about(run), _facts(run)) for run in runs]
     embedded = list(_canvases(runs, explore))
-    title = f"Where {listed(labels)} look" if len(labels) < 4 else f"Where {len(labels)} models look"
-    report = Report(
-        title, [*summary(runs), *_notes(runs)], models, sections(runs, by), embedded, _provenance(runs, str(by))
-    )
-    return report, runs
+    who = listed(labels) if len(labels) < 4 else f"{len(labels)} models"
+    title = f"Attention floating, the paper's figures from {who}" if as_paper else f"Where {who} look"
+    first, shown = (foreword(runs), paper(runs, by)) if as_paper else ([], sections(runs, by))
+    said = [*first, *summary(runs), *_notes(runs)]
+    return Report(title, said, models, shown, embedded, _provenance(runs, str(by))), runs
 
 
 def write_tables(runs: Sequence[Compared], folder: Path) -> list[Path]:
@@ -88,7 +94,7 @@ def write_figures(report: Report, folder: Path, formats: Sequence[str]) -> list[
             drawn = [chart for chart in section.charts if not isinstance(chart, Table)]
             for number, chart in enumerate(drawn, 1):
                 for ending in formats:
-                    path = folder / f"{section.id}-{number}-{_slug(chart.title)}.{ending}"
+                    path = folder / f"{section.id}-{number}-{_slug(chart.title.partition(chr(10))[0])}.{ending}"
                     draw(chart, path, report.labels)
                     written.append(path)
     except OSError as error:

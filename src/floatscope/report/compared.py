@@ -99,6 +99,8 @@ class Interval:
 
     def said(self, digits: int = 2, sign: bool = False) -> str:
         """With its interval, if it has one: a single sample gives none."""
+        if math.isnan(self.mean):
+            return "–"
         form = f"{'+' if sign else ''}.{digits}f"
         interval = "" if math.isnan(self.low) else f" [{self.low:{form}}, {self.high:{form}}]"
         return f"{self.mean:{form}}{interval}".replace("-", "−")

@@ -11,7 +11,7 @@
 | `gold` | the passages marked as such, whole |
 | `evidence` | the answer inside them |
 | `question` | the question itself |
-| `template` | neither passage nor question: "Document 1: ", "Question: ", "Answer:", the words of a chat template |
+| `template` | neither passage nor question: "Document 1: ", "Question: ", "Answer:", a chat template, special tokens |
 | `prompt` | a text that was given as it is, by `bare` |
 """
 
@@ -24,6 +24,9 @@ from floatscope.tasks.sample import Sample
 
 TEMPLATE = "Document {number}: {passage}\n… Question: {question}\nAnswer:"
 """As runs name it; what is written is below."""
+
+WITHIN = ("gold", "evidence")
+"""Regions that lie in others."""
 
 Span = tuple[int, int]
 
@@ -66,21 +69,29 @@ def bare(text: str) -> Prompt:
 
 
 def tokens_of(prompt: Prompt, covers: Sequence[Span | None]) -> dict[str, list[int]]:
-    """Region → the tokens that cover a character of it; a token may lie in several regions.
+    """Region → its tokens. Each token is in one part of the text, that which has most of its characters, of equals the
+    first; `gold` has the tokens of its documents, `evidence` those that cover a character of it.
 
     `covers` says of each token which characters of the prompt it stands for: None for a special token, below 0 or
-    beyond the end for what a chat template puts around the prompt.
+    beyond the end for what a chat template puts around the prompt. Both are `template`.
     """
     found: dict[str, list[int]] = {}
     for token, cover in enumerate(covers):
-        if cover is None:
-            continue
-        start, stop = cover
-        around = stop <= 0 or start >= len(prompt.text)
-        for region in ["template"] if around else _regions(prompt, start, stop):
+        for region in ["template"] if cover is None else _regions(prompt, *cover):
             found.setdefault(region, []).append(token)
     return found
 
 
 def _regions(prompt: Prompt, start: int, stop: int) -> list[str]:
-    return [name for name, spans in prompt.spans.items() if any(start < b and a < stop for a, b in spans)]
+    if start < 0 >= stop or start >= len(prompt.text):
+        return ["template"]
+    last = max(stop, start + 1)  # a token that stands for no character is where it stands
+
+    def shared(name: str) -> tuple[int, bool]:
+        spans = prompt.spans[name]
+        return sum(max(0, min(b, last) - max(a, start)) for a, b in spans), any(a <= start < b for a, b in spans)
+
+    part = max((name for name in prompt.spans if name not in WITHIN), key=shared)
+    within = [part] if prompt.spans[part][0] not in prompt.spans.get("gold", ()) else [part, "gold"]
+    evidence = any(start < b and a < stop for a, b in prompt.spans.get("evidence", ()))
+    return [*within, "evidence"] if evidence else within

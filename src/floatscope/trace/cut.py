@@ -46,6 +46,8 @@ def cut(brought: Brought, axes: Mapping[str, tuple[str, ...]], b: int, start: in
     }
     piece["commit_position"] -= start
     piece["commit_row"] -= start
+    if brought.influence is not None:
+        piece["influence"] = brought.influence[mine, start:stop]
     for name, array in brought.fields.items():
         if "commit" in axes[name]:
             part, own = np.swapaxes(array[:, mine], 0, 1), axes[name][1:]  # [commit, layer, …]

@@ -18,7 +18,7 @@ import numpy as np
 
 from floatscope.capture.fields import FIELDS, GROUPS, KEEP, RANKS, check_fields, fields_of
 from floatscope.errors import UserError
-from floatscope.trace.layout import COORDS, OWN, stored_axes
+from floatscope.trace.layout import ASKED, COORDS, OWN, stored_axes
 from floatscope.trace.sizes import format_size, parse_size
 
 BUDGET = 8 * 1024**3
@@ -39,11 +39,13 @@ def forecast(
     groups: int = len(GROUPS),
     visibilities: int = 1,
     positions: int | None = None,
+    influence: bool = False,
 ) -> Forecast:
     """The size of a run that keeps a level (default `summary`) or the named `fields`.
 
     `keys` is the widest canvas a forward sees, `commits` the tokens written per sample, `queries` the most rows watched
-    at a step (default: all keys), `positions` the canvas after the last step (default: `keys`; one more if it grew).
+    at a step (default: all keys), `positions` the canvas after the last step (default: `keys`; one more if it grew),
+    `influence` whether it is kept too.
     """
     if keep is not None and fields is not None:
         raise UserError(f'give keep="{keep}" or the fields ({", ".join(fields)}), not both')
@@ -56,7 +58,7 @@ def forecast(
     for axis, size in {"sample": samples, **sizes}.items():
         if size < 0:
             raise UserError(f"a run cannot have {size} {axis}s; give 0 or more")
-    return Forecast(level, names, samples, sizes)
+    return Forecast(level, names, samples, sizes, influence)
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ class Forecast:
     names: tuple[str, ...]
     samples: int
     sizes: Mapping[str, int]
+    influence: bool = False
 
     @property
     def bytes(self) -> dict[str, int]:
@@ -118,6 +121,8 @@ class Forecast:
         for name in self.names:
             axes = stored_axes(name, FIELDS[name].axes)
             yield name, FIELDS[name].dtype, [(axis, self.sizes[axis]) for axis in axes]
+        for name, f in ASKED.items() if self.influence else ():
+            yield name, f.dtype, [(axis, self.sizes[axis]) for axis in f.axes]
 
     def _remedy(self, limit: int) -> str:
         """The gentlest change that fits: a lower keep level, else fewer samples, else fewer steps, else a budget."""

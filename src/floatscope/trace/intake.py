@@ -20,7 +20,7 @@ from floatscope.capture.fields import FIELDS, SHARED
 from floatscope.decode.step import Step
 from floatscope.errors import UserError
 from floatscope.trace.assemble import join
-from floatscope.trace.layout import OWN, filling, stored_axes
+from floatscope.trace.layout import ASKED, OWN, filling, stored_axes
 from floatscope.trace.trace import Array
 from floatscope.values import Reductions
 
@@ -42,6 +42,7 @@ class Brought:
     commits: Mapping[str, Array]  # commit_position, …: [commit]
     fields: Mapping[str, Array]  # [layer, batch, …] or [layer, commit, …]; `uniform` [visibility, batch, …]
     visibility: tuple[int, ...]  # the row of `uniform` each layer uses
+    influence: Array | None  # [commit, key]; None: not asked for
 
 
 def bring(
@@ -50,6 +51,7 @@ def bring(
     layer_visibility: Sequence[int],
     axes: Axes,
     coords: Axes,
+    influence: Tensor | None = None,
 ) -> Brought:
     """Check, cast and move one step; `axes` are those of every field that may come."""
     before, after = step.before, step.after
@@ -79,12 +81,13 @@ def bring(
         },
         fields=fields,
         visibility=tuple(classes.index(c) for c in layer_visibility),
+        influence=None if influence is None else _numpy(influence).astype(ASKED["influence"].dtype),
     )
 
 
 def check_extra(extra: Axes) -> dict[str, tuple[str, ...]]:
     """The axes of fields that are not in `FIELDS`, refused where a trace could not tell them from its own."""
-    taken = {*FIELDS, *OWN, *(axis for axes in extra.values() for axis in axes)}
+    taken = {*FIELDS, *OWN, *ASKED, *(axis for axes in extra.values() for axis in axes)}
     taken |= {axis for f in (*FIELDS.values(), *OWN.values()) for axis in stored_axes("", f.axes)}
     for name, axes in extra.items():
         if name in taken:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from floatscope.capture.fields import GROUPS, HEAD_STATS, ORDERS, QUANTITIES, SHARED, TOP_STATS, Field
+from floatscope.capture.fields import GROUPS, HEAD_STATS, KEY_STATS, ORDERS, QUANTITIES, SHARED, TOP_STATS, Field
 from floatscope.errors import UserError
 from floatscope.values import State
 
@@ -36,9 +36,17 @@ OWN: dict[str, Field] = {
     ),
 }
 
+ASKED: dict[str, Field] = {
+    "influence": Field(
+        ("commit", "key"), "float32", "summary", "|∂ logit of the committed token / ∂ embedding of the key|"
+    ),
+}
+"""What a trace has besides where it was asked for, `Watch(influence=True)`."""
+
 COORDS: dict[str, tuple[str, ...]] = {
     "group": GROUPS,
     "top_stat": TOP_STATS,
+    "key_stat": KEY_STATS,
     "quantity": QUANTITIES,
     "order": ORDERS,
     "head_stat": HEAD_STATS,

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from floatscope.capture.fields import FIELDS, SHARED
 from floatscope.decode.step import Step
@@ -27,7 +28,7 @@ from floatscope.errors import UserError
 from floatscope.trace.assemble import Piece, assemble
 from floatscope.trace.cut import cut, valid_span
 from floatscope.trace.intake import bring, check_extra
-from floatscope.trace.layout import COORDS, OWN, stored_axes
+from floatscope.trace.layout import ASKED, COORDS, OWN, stored_axes
 from floatscope.trace.trace import Array, Trace
 from floatscope.values import Reductions
 
@@ -65,10 +66,16 @@ class Recorder:
         self._regions: tuple[str, ...] = ()
         self._kept = [_Kept() for _ in self.samples]
 
-    def add(self, step: Step, layers: Sequence[Reductions], layer_visibility: Sequence[int]) -> None:
+    def add(
+        self,
+        step: Step,
+        layers: Sequence[Reductions],
+        layer_visibility: Sequence[int],
+        influence: Tensor | None = None,
+    ) -> None:
         """Append one step, but not to samples that were finished before it, nor to a canvas that is all padding."""
         self._check(step, layers, layer_visibility)
-        brought = bring(step, layers, layer_visibility, self.axes, self.coords)
+        brought = bring(step, layers, layer_visibility, self.axes, self.coords, influence)
         for b, (sample, kept) in enumerate(zip(self.samples, self._kept, strict=True)):
             start, stop = valid_span(brought.states[b], sample)
             if start == stop or not brought.active[b]:
@@ -95,7 +102,8 @@ class Recorder:
         visibility, pieces = _shared_visibility(kept)
         names = dict.fromkeys(name for piece in pieces for name in piece)
         axes = {name: f.axes for name, f in OWN.items()}
-        axes |= {name: stored_axes(name, self.axes[name]) for name in names if name not in OWN}
+        axes |= {name: stored_axes(name, self.axes[name]) for name in names if name in self.axes}
+        axes |= {name: f.axes for name, f in ASKED.items() if name in names}
         arrays = assemble(pieces, axes)
         arrays["layers"] = np.array(self._layers, np.int32)
         arrays["layer_visibility"] = np.array(visibility, np.int32)

@@ -106,6 +106,13 @@ class Trace:
         each: Array = self._so_far(u[:, self.arrays["layer_visibility"], g], group, running)
         return each.astype(np.float32)
 
+    def contribution(self, group: str = "all", view: str = "prefix") -> Float[np.ndarray, "step layer key"]:
+        """What `by_layer` is on the `mean` scale, each head's part times the norm its value adds to the stream."""
+        g, running = self._group(group, view)
+        c = self._field("contribution", 'it comes with keep="summary" or more')
+        each: Array = self._so_far(c[:, :, g], group, running)
+        return each.astype(np.float32)
+
     def _scaled(
         self, rows: list[int], group: str, scale: str, head: int | None, view: str, eligible: bool
     ) -> Float[np.ndarray, "step layer key"]:

@@ -342,7 +342,7 @@
     const left = Math.max(30, ...chart.y.map((y) => textWidth(y) + 12));
     const right = width - 8;
     const cell = (right - left) / columns;
-    const tall = Math.max(4, Math.min(22, Math.max(cell, Math.min(14, 220 / rows)), 460 / rows));
+    const tall = Math.max(4, Math.min(22, Math.max(cell, Math.min(15, 220 / rows)), 460 / rows));
     const above = wrapped(chart.y_label, width);
     const below = wrapped(chart.x_label, width - 20);
     const top = 7 + 15 * above.length;

@@ -1,0 +1,57 @@
+"""How information flows between the regions of a canvas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from floatscope.analysis.detectors import Detector
+from floatscope.report.charts import Chart, Map, Section
+from floatscope.report.compared import Category, Compared
+from floatscope.report.sections.parts import dots, having, lines, section
+
+
+def flow(runs: Sequence[Compared], detector: Detector) -> Section:
+    those = having(runs, "flow")
+    names = list(
+        dict.fromkeys(name for run in having(runs, "importance") for name in run.table("importance")["key_region"])
+    )
+    reached: list[Category] = [(name, "importance", "token_ratio", {"key_region": name}) for name in names]
+    pooled: list[Category] = [(name, "importance", "pooled_ratio", {"key_region": name}) for name in names]
+    charts: list[Chart] = [map_of_regions(run) for run in those]
+    charts += [
+        dots(
+            runs,
+            "What reaches the last layer, token by token",
+            "over that of uniform attention",
+            reached,
+            1.0,
+            "uniform",
+        ),
+        dots(runs, "What reaches it, region by region", "over that of uniform attention", pooled, 1.0, "uniform"),
+        lines(runs, "Does a rollout still know its row?", "largest distance of two regions", "rank_one", "token"),
+        lines(runs, "The same, pooled first", "largest distance of two regions", "rank_one", "pooled"),
+    ]
+    return section(
+        "flow",
+        "From region to region",
+        "Rows are regions that look, columns what they look at. A rollout follows attention through all layers: what of"
+        " the canvas reaches each place. Long products of such matrices forget their row; where the distance nears 0 a"
+        " rollout says the same of every region, and so nothing of any.",
+        "Mass per token over that of uniform attention, mean over heads, layers and steps. Two rollouts of ½·attention"
+        " + ½·identity: by tokens, pooled to regions at the end; and pooled first, region by region, which gives other"
+        " numbers. Distance: total variation, 0 alike, 1 apart.",
+        runs,
+        charts,
+        "flow",
+    )
+
+
+def map_of_regions(run: Compared) -> Map:
+    """What each region's rows give each region, over the even share, mean over layers."""
+    table = run.table("flow")
+    names = list(dict.fromkeys(table["region"]))
+    ratio = table.groupby(["region", "key_region"])["ratio"].mean().unstack("key_region").reindex(names, columns=names)
+    values = [[None if v != v else round(float(v), 2) for v in row] for row in ratio.to_numpy()]
+    bounds = (0.1, max(10.0, float(ratio.max(axis=None))))
+    return Map(f"{run.label}: who looks where", "key region", "region", values, names, names, [], "over the even share",
+               run.label, log=True, bounds=bounds)  # fmt: skip

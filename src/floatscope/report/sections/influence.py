@@ -1,0 +1,33 @@
+"""Whether what is attended to moves what is written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from floatscope.analysis.detectors import Detector
+from floatscope.report.charts import Chart, Section
+from floatscope.report.compared import Compared
+from floatscope.report.sections.parts import lines, section
+
+RANKS = "rank correlation with influence"
+NONE: dict[str, Any] = {"reference": 0.0, "reference_label": "none"}
+
+
+def influence(runs: Sequence[Compared], detector: Detector) -> Section:
+    charts: list[Chart] = [
+        lines(runs, "Attention of the deciding rows", RANKS, "influence", "received", **NONE),
+        lines(runs, "What it moves", RANKS, "influence", "contribution", **NONE),
+        lines(runs, "Attention of all rows", RANKS, "influence", "received_all", **NONE),
+    ]
+    return section(
+        "influence",
+        "Does attention move what is written?",
+        "Attention is where a head looks; influence is how much the token that is written would change with the token"
+        " at a place. If they rank the keys alike, looking matters.",
+        "Influence: norm of the gradient of the committed token's logit with respect to the embedding at a position,"
+        " mean over the commits of a step. Spearman's correlation over the keys of a step, mean over steps.",
+        runs,
+        charts,
+        "influence",
+    )
