@@ -14,7 +14,7 @@ demo: $(READY)
 	$(BIN)/floatscope demo --out demo
 
 test: $(READY) lint
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 lint: $(READY)
 	$(BIN)/ruff check .
