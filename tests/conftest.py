@@ -15,10 +15,12 @@ CAPTURE = (Path(__file__).parent.parent / "src/floatscope/capture").glob("*.py")
 ROOMS = (
     *(f"capture.{path.stem}" for path in CAPTURE if not path.stem.endswith("kernel")),
     "analysis",
+    "asking",
     "decode",
     "decoding",
     "demo",
     "doctor",
+    "evaluating",
     "models",
     "prompts",
     "report",

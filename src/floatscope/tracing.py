@@ -18,12 +18,10 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from inspect import signature
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -31,26 +29,20 @@ import numpy as np
 from safetensors import safe_open
 
 from floatscope import prompts
+from floatscope.asking import Item, as_items, batches, regions_of, threads_for
 from floatscope.capture.watcher import Watch
 from floatscope.decode import Sampling, sampling
 from floatscope.decoding import decode
 from floatscope.errors import UserError
 from floatscope.models import Model, untrained
-from floatscope.tasks.prompt import TEMPLATE, Prompt, bare, prompt_of, tokens_of
+from floatscope.tasks.prompt import TEMPLATE, Prompt, prompt_of
 from floatscope.tasks.sample import Sample
 from floatscope.tasks.score import acc
-from floatscope.threads import one_thread
 from floatscope.trace import Forecast, Run, Trace, create_run, forecast, open_run
 from floatscope.trace.file import file_name
 from floatscope.trace.record import RECORD
 from floatscope.trace.run import SAMPLES, check_run, control_path
 from floatscope.trace.sizes import format_size
-from floatscope.values import Regions
-
-BATCH = {"cuda": 32}
-SMALL_BATCH = 8  # elsewhere
-SMALL_MODEL = 20_000_000
-"""Parameters; on a CPU a smaller one computes on one thread: where others work too, threads wait for each other."""
 
 
 @dataclass(frozen=True)
@@ -80,16 +72,6 @@ class Summary:
         return {"run": str(self.run), "samples": self.samples, "bytes": self.bytes, "acc": self.acc}
 
 
-@dataclass(frozen=True)
-class Item:
-    """A sample as a model reads it."""
-
-    sample: Sample
-    prompt: Prompt
-    ids: list[int]
-    tokens: dict[str, list[int]]  # region → positions in `ids`
-
-
 def trace_samples(
     model: Model,
     samples: Sequence[Sample | str],
@@ -102,11 +84,12 @@ def trace_samples(
     chat: bool | None = None,
     preset: str | None = None,
     source: Mapping[str, Any] | None = None,
+    write: Callable[[Sample], Prompt] = prompt_of,
     **settings: Any,
 ) -> Tracing:
     """Everything is checked here; samples are decoded as the result is iterated.
 
-    A sample is a question, asked by `tasks.prompt`, or a text, taken as it is and called prompt-1, prompt-2, …
+    A sample is a question, asked as `write` puts it, or a text, taken as it is and called prompt-1, prompt-2, …
     `controls` are seeds: each is an untrained control, traced alike into a run inside the model's. `source` says where
     the samples come from, in the run's settings. `settings` are those of `Sampling`.
     """
@@ -118,7 +101,7 @@ def trace_samples(
     if model.spec.family == "arm" and settings.get("steps") == settings.get("new_tokens", Sampling.new_tokens):
         settings.pop("steps")  # a step per token is what it takes
     how = sampling(model.spec.family, preset, **settings)
-    items = _items(model, [samples] if isinstance(samples, str) else samples, chat, how)
+    items = as_items(model, [samples] if isinstance(samples, str) else samples, chat, how.new_tokens, write)
     tracing = Tracing(
         model=model,
         path=Path(out),
@@ -255,13 +238,7 @@ class Tracing:
         """
         if (path / RECORD).exists() and (self.batch is None or _finished(path) == len(self.items)):
             return None
-        most = self.batch or BATCH.get(self.model.device.type, SMALL_BATCH)
-        order = sorted(self.items, key=lambda item: -len(item.ids))
-        groups = [order]
-        if not _pads(self.model):
-            groups = [list(alike) for _, alike in groupby(order, key=lambda item: len(item.ids))]
-        cut = (group[start : start + most] for group in groups for start in range(0, len(group), most))
-        return [[item.sample.id for item in batch] for batch in cut]
+        return [[item.sample.id for item in batch] for batch in batches(self.model, self.items, self.batch)]
 
     def _trace(self, model: Model, path: Path, seed: int | None, pace: _Pace) -> Iterator[Traced]:
         by_name = {item.sample.id: item for item in self.items}
@@ -286,13 +263,13 @@ class Tracing:
         new, suffix = self.how.new_tokens, 0
         if model.spec.family == "mdm" and model.text is not None:
             suffix = len(model.text.suffix)
-        with one_thread() if _is_small(model) else nullcontext():
+        with threads_for(model):
             decoding = decode(
                 model,
                 [item.ids for item in items],
                 watch=self.watch,
                 samples=[item.sample.id for item in items],
-                regions=_regions(items, new, suffix),
+                regions=regions_of(items, new, suffix),
                 meta={"template": self.template},
                 **self.arguments,
             )
@@ -314,46 +291,6 @@ class _Pace:
         seconds = time.monotonic() - self.began
         left = seconds / self.fresh * (self.total - self.done)
         return Traced(run, trace.sample, trace.meta["acc"], self.done, self.total, seconds, left)
-
-
-def _items(model: Model, samples: Sequence[Sample | str], chat: bool | None, how: Sampling) -> list[Item]:
-    """The samples as token ids, and where their regions are; refused by name if the model cannot take one."""
-    if model.text is None:
-        raise UserError(f"{model.spec.name} has no tokenizer, so it cannot be asked in words; see fs.decode")
-    template, items = prompts.uses_template(model, chat), []
-    for number, given in enumerate(samples, 1):
-        sample = Sample(f"prompt-{number}", given, ()) if isinstance(given, str) else given
-        prompt = bare(given) if isinstance(given, str) else prompt_of(given)
-        if not prompt.text.strip():
-            raise UserError(f"sample '{sample.id}' is empty; give it some text")
-        located = model.text.locate(prompt.text, chat=template)
-        tokens = {} if located.covers is None else tokens_of(prompt, located.covers)
-        if located.ids and located.ids[0] == model.spec.bos_id:
-            tokens = {name: [i for i in at if i] for name, at in tokens.items()} | {"bos": [0]}
-        items.append(Item(sample, prompt, located.ids, tokens))
-        _check(model, items[-1], how)
-    return items
-
-
-def _check(model: Model, item: Item, how: Sampling) -> None:
-    """What `decode` would refuse, by the sample's name instead of its number."""
-    try:
-        prompts.check(model, [item.ids], how.new_tokens, infill=False)
-    except UserError as error:
-        raise UserError(str(error).replace("prompt 0", f"sample '{item.sample.id}'", 1)) from error
-
-
-def _regions(items: Sequence[Item], new: int, suffix: int) -> Regions:
-    """The regions of a batch, which is padded on the left; `answer` is the new tokens."""
-    width = max(len(item.ids) for item in items)
-    spans = []
-    for item in items:
-        pad = width - len(item.ids)
-        found = {name: [(pad + i, pad + i + 1) for i in tokens] for name, tokens in item.tokens.items()}
-        if suffix:
-            found.setdefault("template", []).append((width + new, width + new + suffix))
-        spans.append({**found, "answer": [(width, width + new)]})
-    return Regions.from_spans(spans, width + new + suffix)
 
 
 def _about(model: Model, item: Item, trace: Trace, prediction: str) -> dict[str, Any]:
@@ -400,12 +337,3 @@ def _forget_if_empty(run: Run) -> None:
         with suppress(OSError):  # the error that brought us here is the one to tell
             (run.path / SAMPLES).rmdir()
             (run.path / RECORD).unlink()
-
-
-def _is_small(model: Model) -> bool:
-    return model.device.type == "cpu" and sum(p.numel() for p in model.module.parameters()) < SMALL_MODEL
-
-
-def _pads(model: Model) -> bool:
-    """Whether samples of several lengths may share a batch."""
-    return model.spec.padding and "position_ids" in signature(model.module.forward).parameters

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from floatscope.tasks.prompt import bare, prompt_of, tokens_of
 from floatscope.tasks.sample import Passage, Sample
+from floatscope.tasks.template import Template
 
 MIRA = Passage("Mira", "Mira lives in Velmora.", True, ((14, 21),))
 JON = Passage("Jon", "Jon keeps a cow.")
@@ -85,6 +88,96 @@ def test_spans_hold_what_they_are_named_for(told, question, first):
     evidence = [p.text[a:b] for p in sample.passages for a, b in p.evidence]
     assert (said(prompt, "evidence") if evidence else []) == evidence
     assert ("gold" in prompt.spans, "evidence" in prompt.spans) == (bool(gold), bool(evidence))
+
+
+def as_the_twins_learnt_it(sample, question_first):
+    """`prompt_of` as it was when the twins were trained, word for word; what it writes must not change."""
+    told = [
+        part
+        for number, passage in enumerate(sample.passages, 1)
+        for part in (
+            ("template", f"Document {number}: "),
+            (f"document {number}", passage.text),
+            ("template", "\n"),
+        )
+    ]
+    asked = [("template", "Question: "), ("question", sample.question), ("template", "\n")]
+    parts = [*asked, *told] if question_first else [*told, *asked]
+    text, spans = "", {}
+    for region, part in [*parts, ("template", "Answer:")]:
+        spans.setdefault(region, []).append((len(text), len(text) + len(part)))
+        text += part
+    for number, passage in enumerate(sample.passages, 1):
+        ((start, stop),) = spans[f"document {number}"]
+        if passage.gold:
+            spans.setdefault("gold", []).append((start, stop))
+        if passage.evidence:
+            spans.setdefault("evidence", []).extend((start + a, start + b) for a, b in passage.evidence)
+    return text, spans
+
+
+ANY = st.text(st.sampled_from("a\n\r {}\u2028é") | st.characters(exclude_categories=["Cs"]), max_size=8)
+EVIDENCE = st.lists(st.tuples(st.just(0), st.integers(1, 3)), max_size=2).map(tuple)
+TOLD = st.lists(st.tuples(ANY, ANY, st.booleans(), EVIDENCE), max_size=12)
+
+
+@given(TOLD, ANY, st.booleans())
+def test_the_prompt_the_twins_learnt_has_not_changed(told, question, first):
+    sample = Sample("x", question, (), tuple(Passage(*each) for each in told))
+    text, spans = as_the_twins_learnt_it(sample, first)
+    prompt = prompt_of(sample, first)
+    assert prompt.text == text
+    assert list(prompt.spans.items()) == list(spans.items())  # their order, too: of equals the first has a token
+
+
+def regions_of(prompt, start, stop):
+    """The regions of a token, by looking at all of them."""
+    if start < 0 >= stop or start >= len(prompt.text):
+        return ["template"]
+    last = max(stop, start + 1)
+
+    def shared(name):
+        spans = prompt.spans[name]
+        return sum(max(0, min(b, last) - max(a, start)) for a, b in spans), any(a <= start < b for a, b in spans)
+
+    part = max((name for name in prompt.spans if name not in ("gold", "evidence")), key=shared)
+    found = [part, "gold"] if prompt.spans[part][0] in prompt.spans.get("gold", ()) else [part]
+    evidence = any(start < b and a < stop for a, b in prompt.spans.get("evidence", ()))
+    return [*found, "evidence"] if evidence else found
+
+
+SHORT = {
+    "prompt": "{question}{shots}a{passages}bc\n{question}",
+    "passage": "{title}{number}{text}",
+    "shot": "{question}{answer}",
+}
+DENSE = Template("dense", SHORT)  # parts so short that tokens lie across several
+
+
+@given(TOLD, ANY, st.integers(0, 3), st.lists(st.tuples(st.integers(-4, 30), st.integers(0, 9)), max_size=30))
+def test_tokens_are_where_looking_at_all_regions_finds_them(told, question, shots, covers):
+    sample = Sample("x", question, ("y",), tuple(Passage(*each) for each in told))
+    for prompt in (prompt_of(sample), DENSE.prompt(sample, [sample] * shots), bare(question)):
+        spans = [(start, start + length) for start, length in covers]
+        expected = {}
+        for token, span in enumerate(spans):
+            for region in regions_of(prompt, *span):
+                expected.setdefault(region, []).append(token)
+        assert tokens_of(prompt, spans) == expected
+
+
+def test_of_parts_that_have_as_much_of_a_token_the_one_named_first_has_it():
+    made = Template("x", {"prompt": "a{passages}{question}bc", "passage": "{text}"})
+    prompt = made.prompt(Sample("x", "yz", (), (Passage("", "x"),)))
+    assert prompt.text == "axyzbc"
+    assert tokens_of(prompt, [(1, 6), (2, 6), (1, 4), (0, 2)]) == {"template": [0, 3], "question": [1, 2]}
+
+
+def test_tokens_of_a_hundred_passages_are_found_at_once():
+    prompt = prompt_of(Sample("x", "Who?", (), (Passage("", "ten letter" * 10),) * 100))
+    began = time.perf_counter()
+    tokens_of(prompt, [(at, at + 1) for at in range(len(prompt.text))])
+    assert time.perf_counter() - began < 2  # 11,000 tokens
 
 
 @pytest.mark.parametrize("width", [1, 3])

@@ -18,11 +18,15 @@ import typer
 from typer.core import TyperGroup
 
 from floatscope import __version__
+from floatscope.cli.data import data
 from floatscope.cli.decode import decode
 from floatscope.cli.demo import demo
 from floatscope.cli.doctor import doctor
+from floatscope.cli.eval import compare, evaluate
+from floatscope.cli.index import index
 from floatscope.cli.models import models
 from floatscope.cli.report import report
+from floatscope.cli.stress import stress
 from floatscope.cli.trace import trace
 from floatscope.cli.twins import twins
 from floatscope.errors import UserError
@@ -45,11 +49,20 @@ class Commands(TyperGroup):
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command(epilog="Example: floatscope demo --out demo")(demo)
 app.command(epilog='Example: floatscope decode GSAI-ML/LLaDA-8B-Instruct --prompt "What floats?" --layer 16')(decode)
+app.command(epilog="Example: floatscope data hotpot_dev_distractor_v1.json --model twin:mdm")(data)
 app.command(epilog="Example: floatscope trace twin:mdm --data questions.jsonl --out runs/mdm")(trace)
 app.command(epilog="Example: floatscope report runs/arm runs/mdm --out report.html")(report)
+app.command("eval", epilog="Example: floatscope eval twin:mdm --data reading-5.jsonl --passages 5 --out runs/mdm-5")(
+    evaluate
+)
+app.command(epilog="Example: floatscope compare runs/mdm-0 runs/mdm-5 --out table.md")(compare)
+app.command(
+    epilog="Example: floatscope stress twin:arm twin:mdm --data reading-5.jsonl --kind position --out runs/place"
+)(stress)
 app.command(epilog="Example: floatscope doctor --json > doctor.json")(doctor)
 app.command(epilog="Example: floatscope models GSAI-ML/LLaDA-8B-Instruct")(models)
 
+app.add_typer(index, name="index")
 app.add_typer(twins, name="twins")
 
 

@@ -1,4 +1,4 @@
-"""The options `decode` and `trace` have in common, and how both open a model."""
+"""The options commands have in common, how they open a model and how they speak."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from floatscope.models import Model
 
 Opt = typer.Option
@@ -39,3 +41,14 @@ def opened(name: str, live: bool, **settings: Any) -> Model:
 
     with Console(stderr=True).status("loading") if live else nullcontext():
         return load(name, **settings)
+
+
+def say(console: Console, what: str, text: str) -> None:
+    from rich.markup import escape
+
+    console.print(f"[bold]{what:<11}[/]{escape(text)}")
+
+
+def clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"

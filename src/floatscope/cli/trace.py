@@ -102,14 +102,14 @@ def trace(
         seed=seed,
     )
     kept = tracing.finished
-    _say(console, "model", repr(opened))
+    o.say(console, "model", repr(opened))
     if tracing.note:
-        _say(console, "note", tracing.note)
+        o.say(console, "note", tracing.note)
     if kept:
-        _say(console, "kept", f"{kept} of {tracing.total} samples, finished before; going on with the others")
+        o.say(console, "kept", f"{kept} of {tracing.total} samples, finished before; going on with the others")
     if tracing.size is not None:
         runs = f" in {len(tracing.paths)} runs" if len(tracing.paths) > 1 else ""
-        _say(console, "forecast", f"{format_size(tracing.size.total)} for {tracing.total} samples{runs}")
+        o.say(console, "forecast", f"{format_size(tracing.size.total)} for {tracing.total} samples{runs}")
     try:
         _watch(console, tracing)
     except KeyboardInterrupt as error:
@@ -121,7 +121,7 @@ def trace(
         typer.echo(json.dumps({**told[0], "kept": kept, "controls": told[1:]}, indent=1))
         return
     for place, run in enumerate(told):
-        _say(console, "control" if place else "run", _line(run))
+        o.say(console, "control" if place else "run", _line(run))
 
 
 def _watch(console: Console, tracing: Tracing) -> None:
@@ -132,7 +132,7 @@ def _watch(console: Console, tracing: Tracing) -> None:
     with Progress(TextColumn(f"[bold]{'tracing':<10}[/]"), *columns, console=console) as progress:
         bar = progress.add_task("", total=tracing.total, completed=tracing.finished, left="")
         for traced in tracing:
-            left = f"{_clock(traced.left)} left" if traced.done < traced.total else f"in {_clock(traced.seconds)}"
+            left = f"{o.clock(traced.left)} left" if traced.done < traced.total else f"in {o.clock(traced.seconds)}"
             progress.update(bar, completed=traced.done, left=left)
 
 
@@ -141,14 +141,3 @@ def _line(run: dict[str, Any]) -> str:
 
     scored = "" if run["acc"] is None else f", acc {run['acc']:.3f}"
     return f"{run['run']}: {run['samples']} samples, {format_size(run['bytes'])}{scored}"
-
-
-def _say(console: Console, what: str, text: str) -> None:
-    from rich.markup import escape
-
-    console.print(f"[bold]{what:<11}[/]{escape(text)}")
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"

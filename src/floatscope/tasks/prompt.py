@@ -1,4 +1,4 @@
-"""The one way a question is asked, and where everything stands in the text; then which tokens that is.
+"""Where everything stands in a prompt, and which tokens that is; `tasks.template` has other ways to ask.
 
     prompt = prompt_of(sample)
     prompt.text                              # "Document 1: …\nDocument 2: …\nQuestion: …\nAnswer:"
@@ -7,60 +7,35 @@
 
 | region | is |
 |---|---|
-| `document 1`, `document 2`, … | the text of a passage |
+| `document 1`, `document 2`, … | the text of a passage, and its title where the template shows it |
 | `gold` | the passages marked as such, whole |
 | `evidence` | the answer inside them |
-| `question` | the question itself |
-| `template` | neither passage nor question: "Document 1: ", "Question: ", "Answer:", a chat template, special tokens |
+| `question` | the question itself, each time it stands there |
+| `shot 1`, `shot 2`, … | an example with its answer, whole: its passages and its question are nothing of their own |
+| `template` | the rest: "Document 1: ", "Question: ", "Answer:", an instruction, a chat template, special tokens |
 | `prompt` | a text that was given as it is, by `bare` |
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from floatscope.tasks.sample import Sample
+from floatscope.tasks.template import Prompt as Prompt
+from floatscope.tasks.template import Span, template
 
 TEMPLATE = "Document {number}: {passage}\n… Question: {question}\nAnswer:"
-"""As runs name it; what is written is below."""
+"""As runs name it; what is written is `templates/default.toml`."""
 
 WITHIN = ("gold", "evidence")
 """Regions that lie in others."""
 
-Span = tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Prompt:
-    text: str
-    spans: dict[str, list[Span]]  # region → [start, stop) characters of `text`
-
 
 def prompt_of(sample: Sample, question_first: bool = False) -> Prompt:
-    """The passages in order, then the question; or the question before them."""
-    told = [
-        part
-        for number, passage in enumerate(sample.passages, 1)
-        for part in (
-            ("template", f"Document {number}: "),
-            (f"document {number}", passage.text),
-            ("template", "\n"),
-        )
-    ]
-    asked = [("template", "Question: "), ("question", sample.question), ("template", "\n")]
-    parts = [*asked, *told] if question_first else [*told, *asked]
-    text, spans = "", dict[str, list[Span]]()
-    for region, part in [*parts, ("template", "Answer:")]:
-        spans.setdefault(region, []).append((len(text), len(text) + len(part)))
-        text += part
-    for number, passage in enumerate(sample.passages, 1):
-        ((start, stop),) = spans[f"document {number}"]
-        if passage.gold:
-            spans.setdefault("gold", []).append((start, stop))
-        if passage.evidence:
-            spans.setdefault("evidence", []).extend((start + a, start + b) for a, b in passage.evidence)
-    return Prompt(text, spans)
+    """The passages in order, then the question, or the question before them: as the twins learnt it."""
+    return template("question-first" if question_first else "default").prompt(sample)
 
 
 def bare(text: str) -> Prompt:
@@ -76,22 +51,29 @@ def tokens_of(prompt: Prompt, covers: Sequence[Span | None]) -> dict[str, list[i
     beyond the end for what a chat template puts around the prompt. Both are `template`.
     """
     found: dict[str, list[int]] = {}
+    names = [name for name in prompt.spans if name not in WITHIN]
+    parts = sorted((*span, rank) for rank, name in enumerate(names) for span in prompt.spans[name])
+    starts, gold = [start for start, _, _ in parts], set(prompt.spans.get("gold", ()))
     for token, cover in enumerate(covers):
-        for region in ["template"] if cover is None else _regions(prompt, *cover):
-            found.setdefault(region, []).append(token)
+        if cover is None or cover[0] < 0 >= cover[1] or cover[0] >= len(prompt.text):
+            found.setdefault("template", []).append(token)
+            continue
+        start, stop = cover
+        first = max(bisect_right(starts, start) - 1, 0)
+        name = names[_part(parts[first : bisect_left(starts, max(stop, start + 1))], start, stop)]
+        found.setdefault(name, []).append(token)
+        if prompt.spans[name][0] in gold:
+            found.setdefault("gold", []).append(token)
+        if any(start < b and a < stop for a, b in prompt.spans.get("evidence", ())):
+            found.setdefault("evidence", []).append(token)
     return found
 
 
-def _regions(prompt: Prompt, start: int, stop: int) -> list[str]:
-    if start < 0 >= stop or start >= len(prompt.text):
-        return ["template"]
-    last = max(stop, start + 1)  # a token that stands for no character is where it stands
-
-    def shared(name: str) -> tuple[int, bool]:
-        spans = prompt.spans[name]
-        return sum(max(0, min(b, last) - max(a, start)) for a, b in spans), any(a <= start < b for a, b in spans)
-
-    part = max((name for name in prompt.spans if name not in WITHIN), key=shared)
-    within = [part] if prompt.spans[part][0] not in prompt.spans.get("gold", ()) else [part, "gold"]
-    evidence = any(start < b and a < stop for a, b in prompt.spans.get("evidence", ()))
-    return [*within, "evidence"] if evidence else within
+def _part(parts: Sequence[tuple[int, int, int]], start: int, stop: int) -> int:
+    """Of the (start, stop, rank) around a token, the rank that has most of it; of equals that which has its start."""
+    if len(parts) == 1:  # nearly always
+        return parts[0][2]
+    shared: Counter[int] = Counter()
+    for a, b, rank in parts:
+        shared[rank] += min(b, stop) - max(a, start)
+    return max(shared, key=lambda rank: (shared[rank], rank == parts[0][2], -rank))

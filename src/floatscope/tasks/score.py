@@ -3,6 +3,7 @@
 acc("It was Velmora.", ["Velmora"])      # 1.0: the normalised gold answer is part of the normalised prediction
 em("the Velmora", ["Velmora"])           # 1.0: they are the same, articles, case and punctuation aside
 f1("Velmora city", ["Velmora"])          # 0.67: words in common
+abstains("I don't know.")                # True
 """
 
 from __future__ import annotations
@@ -12,6 +13,21 @@ import string
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from floatscope.tasks.sample import Sample
+
+ABSTENTIONS = (
+    "unknown",
+    "unanswerable",
+    "no answer",
+    "not known",
+    "i dont know",
+    "i do not know",
+    "cannot be answered",
+    "can not be answered",
+    "not mentioned",
+    "not given",
+    "no relevant context",
+)
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
@@ -31,6 +47,17 @@ def em(prediction: str, golds: Sequence[str]) -> float:
 
 def f1(prediction: str, golds: Sequence[str]) -> float:
     return _best(_overlap, prediction, golds)
+
+
+def abstains(prediction: str) -> bool:
+    """Whether it says nothing, or begins with words that decline to answer."""
+    said = normalise(prediction)
+    return not said or any(said == words or said.startswith(f"{words} ") for words in ABSTENTIONS)
+
+
+def is_unanswerable(sample: Sample) -> bool:
+    """Whether to abstain is right: it has no answer, or only such a one."""
+    return all(abstains(answer) for answer in sample.answers)
 
 
 def _best(score: Callable[[str, str], float], prediction: str, golds: Sequence[str]) -> float:

@@ -1,0 +1,126 @@
+"""`floatscope stress`: the same questions with noise, at other places, in other layouts."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from floatscope.cli import options as o
+from floatscope.errors import UserError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import Console
+
+Opt = typer.Option
+
+
+def stress(
+    models: Annotated[list[str], typer.Argument(metavar="MODEL…", help="Hub ids, folders, .gguf files or twin:NAME.")],
+    data: Annotated[Path, Opt(help="Questions; what a file holds is told by floatscope data.", show_default=False)],
+    kind: Annotated[str, Opt(help="noise, position, layout, query, shots, masks, needle, dirty.", show_default=False)],
+    out: Annotated[Path, Opt(help="The folder: a new one, or one to go on with.", show_default=False)],
+    option: Annotated[list[str], Opt("--set", help="An option of the kind, such as documents=10.")] = [],  # noqa: B006
+    prompt: Annotated[str, Opt(help="default, question-first, instruct, af-llada, af-others, or a file.")] = "default",
+    limit: Annotated[int | None, Opt(help="Only the first so many of the data.")] = None,
+    format: Annotated[str | None, Opt(help="Of the data, where it is not told by its shape.")] = None,
+    new_tokens: o.NewTokens = None,
+    steps: o.Steps = None,
+    block: o.Block = None,
+    sampler: o.Sampler = None,
+    preset: o.Preset = None,
+    temperature: o.Temperature = None,
+    seed: o.Seed = 0,
+    chat: o.Chat = None,
+    batch: Annotated[int | None, Opt(help="Samples decoded together. Default: 8, on a GPU 32.")] = None,
+    device: o.Device = None,
+    dtype: o.Dtype = None,
+    as_json: Annotated[bool, Opt("--json", help="Print one JSON object: the points and where they are.")] = False,
+) -> None:
+    """Ask the same questions under changing conditions, and show score and attention side by side.
+
+    Several models share the curves. Broken off, the same command goes on where it stopped.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from floatscope.report.page import write_page
+    from floatscope.report.stressed import stressed
+    from floatscope.stressing import curve
+    from floatscope.stressing import stress as stress_test
+    from floatscope.tasks.read import about, read_samples
+
+    samples, options = read_samples(data, limit, format=format), _options(option)
+    console = Console(stderr=as_json, highlight=False, soft_wrap=True)
+    paths = []
+    for name in models:
+        opened = o.opened(name, console.is_terminal, device=device, dtype=dtype)
+        path = out / re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip("-")
+        made = stress_test(
+            opened, samples, path, kind, seed=seed, options=options, prompt=prompt, chat=chat, batch=batch,
+            preset=preset, source=about(data, limit), sampler=sampler, new_tokens=new_tokens, steps=steps, block=block,
+            temperature=temperature,
+        )  # fmt: skip
+        columns = BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[told]}"), TimeRemainingColumn()
+        try:
+            with Progress(TextColumn(f"[bold]{name}[/]"), *columns, console=console) as bars:
+                bar = bars.add_task("", total=made.total, completed=made.finished, told="")
+                for point, answered in made:
+                    told = f"{point.name}: acc {100 * answered.acc:.1f} %"
+                    bars.update(bar, completed=made.finished, told=told)
+        except KeyboardInterrupt as error:
+            kept = f"{made.finished} of {made.total} answers are kept"
+            typer.echo(f"floatscope: interrupted; {kept}, and the same command goes on with the others", err=True)
+            raise typer.Exit(130) from error
+        paths.append(path)
+    table, page = curve(paths), out / "report.html"
+    table.to_csv(out / "curve.csv", index=False)
+    write_page(stressed(paths), page)
+    if as_json:
+        typer.echo(json.dumps({"page": str(page), "points": json.loads(table.to_json(orient="records"))}, indent=1))
+        return
+    _show(console, table)
+    o.say(console, "page", str(page))
+
+
+def _show(console: Console, table: pd.DataFrame) -> None:
+    from rich.table import Table
+
+    from floatscope.report import charts
+    from floatscope.report.stressed import charts as drawn
+
+    told = next(chart for chart in drawn(table) if isinstance(chart, charts.Table))
+    shown = Table(box=None, header_style="bold", pad_edge=False)
+    few = ("model", "point", "n", "acc", "gold", "others")
+    for name in few:
+        shown.add_column(name, justify="left" if name in few[:2] else "right", no_wrap=True)
+    for row in told.rows:
+        cells = dict(zip(told.columns, row, strict=True))
+        shown.add_row(*(str(cells[name]) for name in few))
+    console.print(shown)
+
+
+def _options(given: list[str]) -> dict[str, object]:
+    """Words as numbers, lists or text."""
+    found: dict[str, object] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UserError(f"--set takes name=value, such as documents=10, got '{text}'")
+        found[name.replace("-", "_")] = _value(value)
+    return found
+
+
+def _value(text: str) -> object:
+    if "," in text:
+        return tuple(_value(part) for part in text.split(","))
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

@@ -1,0 +1,144 @@
+"""docs/results.md from fresh runs: the twins on their held-out worlds, and a real model on real files.
+
+    python studies/results.py --out runs/results                              # the twins
+    python studies/results.py --out runs/results --real smol.gguf --qa qa     # and a real model on the files in qa/
+
+Every run is kept under --out and gone on with; the page is written anew from what is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import floatscope as fs
+from floatscope.evaluating import evaluate
+from floatscope.report.scores import compared, written
+from floatscope.stressing import curve, gap, stress
+from floatscope.tasks.read import read_samples
+from floatscope.tasks.sample import Sample
+from floatscope.trace.record import provenance
+from floatscope.twins.heldout import read
+
+PAGE = Path(__file__).parent.parent / "docs" / "results.md"
+TWINS = ("arm", "mdm", "mdm-adapted")
+HOW: dict[str, Any] = {"new_tokens": 8}
+STRESS: list[tuple[str, str, dict[str, Any], str]] = [
+    ("position", "reading-5", {}, "Where does the gold passage stand?"),
+    ("noise", "reading-5", {}, "How many distractors, of which sort?"),
+    ("layout", "two-hop", {}, "How do the two hops stand to each other?"),
+    ("query", "reading-5", {}, "Where does the question stand?"),
+    ("masks", "reading-5", {"counts": (0, 16, 64)}, "More masks than the answer needs"),
+    ("dirty", "reading-5", {"levels": (0, 0.05, 0.2)}, "Typos, scanning errors, stale versions"),
+]
+REAL = {
+    "NQ": "nq-open-oracle.jsonl.gz",
+    "XQuAD": "xquad.en.json",
+    "HotpotQA": "hotpot_dev_distractor_100.json",
+    "2Wiki": "2wiki_500.json.gz",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/results"))
+    parser.add_argument("--limit", type=int, default=100, help="questions of each file")
+    parser.add_argument("--real", help="a checkpoint for the real files")
+    parser.add_argument("--qa", type=Path, help="the folder of the real files")
+    parser.add_argument("--real-limit", type=int, default=60)
+    parser.add_argument("--batch", type=int, help="questions asked together")
+    parser.add_argument("--page", type=Path, default=PAGE)
+    args = parser.parse_args()
+    HOW["batch"] = args.batch
+    parts = [HEAD, *twins(args.out, args.limit)]
+    if args.real and args.qa:
+        parts += real(args.real, args.qa, args.out / "real", args.real_limit)
+    made = provenance()
+    parts.append(f"---\n\nMade on {made['device']}, floatscope {made['floatscope']}, torch {made['torch']}.\n")
+    args.page.write_text("\n".join(parts))
+
+
+HEAD = """# Results
+
+Written by `python studies/results.py` from fresh runs. Scores are percent with 95 % intervals, bootstrapped over
+questions; *gain* is with passages less without, question by question. *Gold* is the attention the rows that decide the
+answer give to the gold passage, mean over layers and heads, as lift: 1 is its share of the canvas.
+"""
+
+
+def twins(out: Path, limit: int) -> Iterator[str]:
+    models = {name: fs.load(f"twin:{name}") for name in TWINS}
+    yield "## The twins on their held-out worlds\n"
+    for data, settings in (("reading-5", (0, "gold", 5)), ("two-hop", (0, 5)), ("closed-book", (0,))):
+        samples, folders = read(data)[:limit], []
+        for name, model in models.items():
+            for passages in settings:
+                folders.append(asked(model, samples, out / f"{data}-{passages}" / name, passages, data))
+        yield f"`{data}`, {limit} questions\n\n{written(compared(folders), 'md')}"
+    samples, folders = read("few-shot")[:limit], []
+    for name, model in models.items():
+        folders.append(asked(model, samples, out / "few-shot" / name, "all", "few-shot"))
+    yield f"`few-shot`, a rule from four examples, {limit} questions; chance is 33\n\n{written(compared(folders), 'md')}"
+    for kind, data, options, question in STRESS:
+        yield f"### {question}\n\n`--kind {kind}` on `{data}`\n"
+        yield points([under(models[name], read(data)[:limit], out / kind / name, kind, options) for name in TWINS])
+
+
+def real(name: str, qa: Path, out: Path, limit: int) -> Iterator[str]:
+    model = fs.load(name)
+    yield f"## {model.spec.name} on real files\n"
+    folders = []
+    for data, file in REAL.items():
+        samples = read_samples(qa / file, limit)
+        for passages in (0, "gold") if data in ("NQ", "XQuAD") else (0, "gold", 5):
+            where = out / f"{data}-{passages}"
+            folders.append(asked(model, samples, where, passages, data, prompt="instruct", new_tokens=16))
+    yield written(compared(folders), "md")
+    yield "### Where does the gold passage stand? (NQ, five passages)\n"
+    samples = read_samples(qa / REAL["NQ"], limit)
+    options = {"documents": 5}
+    yield points([under(model, samples, out / "position", "position", options, prompt="instruct", new_tokens=16)])
+
+
+def asked(model: fs.Model, samples: Sequence[Sample], out: Path, passages: int | str, data: str, **more: Any) -> Path:
+    for answered in evaluate(model, samples, out, passages=passages, source={"data": data}, **{**HOW, **more}):
+        print(out, answered.done, f"{100 * answered.acc:.1f}", flush=True)
+    return out
+
+
+def under(
+    model: fs.Model, samples: Sequence[Sample], out: Path, kind: str, options: dict[str, Any], **more: Any
+) -> Path:
+    for point, answered in stress(model, samples, out, kind, options=options, **{**HOW, **more}):
+        print(out, point.name, answered.done, f"{100 * answered.acc:.1f}", flush=True)
+    return out
+
+
+def points(folders: Sequence[Path]) -> str:
+    """The points of a sweep, a column of scores and of attention on gold for each model."""
+    table = curve(folders)
+    names, models = list(dict.fromkeys(table["name"])), list(dict.fromkeys(table["model"]))
+    heads = ["point", *models, *(f"gold, {model}" for model in models)]
+    lines = [heads, ["---"] * len(heads)]
+    for name in names:
+        rows = {row.model: row for row in table[table["name"] == name].itertuples()}
+        scores = [_score(rows.get(model)) for model in models]
+        lines.append([name, *scores, *(_lift(rows.get(model)) for model in models)])
+    text = "".join("| " + " | ".join(line) + " |\n" for line in lines)
+    worst = [f"{r.model}{f' ({r.series})' if r.series else ''} {100 * r.gap:.1f}" for r in gap(table).itertuples()]
+    return text + (f"\nBest less worst: {', '.join(worst)}.\n" if worst else "")
+
+
+def _score(row: Any) -> str:
+    return "–" if row is None else f"{100 * row.acc:.1f} [{100 * row.low:.1f}, {100 * row.high:.1f}]"
+
+
+def _lift(row: Any) -> str:
+    value = float("nan") if row is None else getattr(row, "gold_lift", float("nan"))
+    return "–" if value != value else f"{value:.2f}"
+
+
+if __name__ == "__main__":
+    main()
