@@ -27,11 +27,21 @@ TWINS = ("arm", "mdm", "mdm-adapted")
 HOW: dict[str, Any] = {"new_tokens": 8}
 STRESS: list[tuple[str, str, dict[str, Any], str]] = [
     ("position", "reading-5", {}, "Where does the gold passage stand?"),
-    ("noise", "reading-5", {}, "How many distractors, of which sort?"),
+    (
+        "noise",
+        "reading-5",
+        {"distractors": ("random", "counterfactual"), "counts": (0, 2, 8), "lengths": "growing"},
+        "How many distractors, of which sort?",
+    ),
     ("layout", "two-hop", {}, "How do the two hops stand to each other?"),
     ("query", "reading-5", {}, "Where does the question stand?"),
-    ("masks", "reading-5", {"counts": (0, 16, 64)}, "More masks than the answer needs"),
-    ("dirty", "reading-5", {"levels": (0, 0.05, 0.2)}, "Typos, scanning errors, stale versions"),
+    ("masks", "reading-5", {"counts": (16, 64)}, "More masks than the answer needs"),
+    (
+        "dirty",
+        "reading-5",
+        {"transforms": ("typos", "typos-question", "ocr", "stale"), "levels": 0.1},
+        "Typos, scanning errors, stale versions",
+    ),
 ]
 REAL = {
     "NQ": "nq-open-oracle.jsonl.gz",
@@ -45,6 +55,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/results"))
     parser.add_argument("--limit", type=int, default=100, help="questions of each file")
+    parser.add_argument("--twins", nargs="+", default=TWINS, help="only these")
     parser.add_argument("--real", help="a checkpoint for the real files")
     parser.add_argument("--qa", type=Path, help="the folder of the real files")
     parser.add_argument("--real-limit", type=int, default=60)
@@ -52,7 +63,7 @@ def main() -> None:
     parser.add_argument("--page", type=Path, default=PAGE)
     args = parser.parse_args()
     HOW["batch"] = args.batch
-    parts = [HEAD, *twins(args.out, args.limit)]
+    parts = [HEAD, *twins(args.out, args.limit, args.twins)]
     if args.real and args.qa:
         parts += real(args.real, args.qa, args.out / "real", args.real_limit)
     made = provenance()
@@ -68,8 +79,8 @@ answer give to the gold passage, mean over layers and heads, as lift: 1 is its s
 """
 
 
-def twins(out: Path, limit: int) -> Iterator[str]:
-    models = {name: fs.load(f"twin:{name}") for name in TWINS}
+def twins(out: Path, limit: int, names: Sequence[str]) -> Iterator[str]:
+    models = {name: fs.load(f"twin:{name}") for name in names}
     yield "## The twins on their held-out worlds\n"
     for data, settings in (("reading-5", (0, "gold", 5)), ("two-hop", (0, 5)), ("closed-book", (0,))):
         samples, folders = read(data)[:limit], []
@@ -80,10 +91,10 @@ def twins(out: Path, limit: int) -> Iterator[str]:
     samples, folders = read("few-shot")[:limit], []
     for name, model in models.items():
         folders.append(asked(model, samples, out / "few-shot" / name, "all", "few-shot"))
-    yield f"`few-shot`, a rule from four examples, {limit} questions; chance is 33\n\n{written(compared(folders), 'md')}"
+    yield f"`few-shot`, a rule from four examples, {limit} questions, chance 33\n\n{written(compared(folders), 'md')}"
     for kind, data, options, question in STRESS:
         yield f"### {question}\n\n`--kind {kind}` on `{data}`\n"
-        yield points([under(models[name], read(data)[:limit], out / kind / name, kind, options) for name in TWINS])
+        yield points([under(models[name], read(data)[:limit], out / kind / name, kind, options) for name in names])
 
 
 def real(name: str, qa: Path, out: Path, limit: int) -> Iterator[str]:

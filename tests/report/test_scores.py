@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from floatscope.cli.main import app
 from floatscope.errors import UserError
 from floatscope.evaluating import PREDICTIONS
-from floatscope.report.scores import abstention, compared, written
+from floatscope.report.scores import abstention, compared, shown, written
 from floatscope.trace import create_run
 
 
@@ -69,7 +69,8 @@ def test_formats_hold_the_same_cells(tmp_path):
         [evaluated(tmp_path / "0", [0, 1], passages=0), evaluated(tmp_path / "5", [1, 1], data="a_b|c.jsonl")]
     )
     told = list(csv.reader(io.StringIO(written(rows, "csv"))))
-    assert told[1:] == [row.cells for row in rows]
+    assert told == [shown(rows)[0], *shown(rows)[1]]
+    assert "shots" not in told[0]
     markdown = written(rows, "md").splitlines()
     assert len(markdown) == 4
     assert "a_b\\|c.jsonl" in "".join(markdown)

@@ -131,7 +131,7 @@ def compare(
     from rich.console import Console
     from rich.table import Table
 
-    from floatscope.report.scores import HEADS, compared, written
+    from floatscope.report.scores import compared, shown, written
     from floatscope.trace.atomic import write_atomic
 
     rows = compared(runs)
@@ -145,12 +145,12 @@ def compare(
         typer.echo(json.dumps([asdict(row) for row in rows], indent=1))
         return
     console = Console(highlight=False)
-    shown = [i for i, _ in enumerate(HEADS) if any(row.cells[i] != "–" for row in rows)]
+    heads, cells = shown(rows)
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for i in shown:
-        table.add_column(list(HEADS.values())[i], justify="left" if i < 3 else "right")
-    for row in rows:
-        table.add_row(*(row.cells[i] for i in shown))
+    for i, head in enumerate(heads):
+        table.add_column(head, justify="left" if i < 3 else "right")
+    for row in cells:
+        table.add_row(*row)
     console.print(table)
     console.print("[dim]percent, 95 % intervals over questions; gains over the closed book, question by question[/]")
     if out is not None:

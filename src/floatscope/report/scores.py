@@ -74,7 +74,14 @@ def written(rows: Sequence[Row], format: str) -> str:
     """The table as text."""
     if format not in WRITERS:
         raise unknown("format", format, WRITERS)
-    return WRITERS[format]([*HEADS.values()], [row.cells for row in rows])
+    heads, cells = shown(rows)
+    return WRITERS[format](heads, cells)
+
+
+def shown(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """The columns in which some row has something, and their cells."""
+    some = [i for i, _ in enumerate(HEADS) if any(row.cells[i] not in ("–", "0") for row in rows)]
+    return [list(HEADS.values())[i] for i in some], [[row.cells[i] for i in some] for row in rows]
 
 
 def scored(table: pd.DataFrame) -> dict[str, Interval]:

@@ -500,8 +500,8 @@ def _damage(path: Path) -> list[str]:
             before = (folder / "meta.json").read_bytes()
             told = json.loads(before)["segments"]
             segments = [(each["segment_id"].replace("-", ""), each["deletes"]) for each in told]
-        except FileNotFoundError:
-            return [f"{ENGINE}/meta.json is missing"]
+        except OSError as error:
+            return [f"{ENGINE}/meta.json is {_gone(error)}"]
         except (ValueError, LookupError, TypeError, AttributeError):
             return [f"{ENGINE}/meta.json is no JSON of tantivy's"]
         names = [f"{segment}.{part}" for segment, _ in segments for part in SEGMENT]
@@ -509,7 +509,7 @@ def _damage(path: Path) -> list[str]:
         found = [f"{ENGINE}/{name} is {state}" for name in names if (state := _state(folder / name)) != "whole"]
         try:
             json.loads((folder / ".managed.json").read_bytes())
-        except FileNotFoundError:
+        except OSError:
             pass  # it is only what the engine sweeps by
         except ValueError:
             found.append(f"{ENGINE}/.managed.json is no JSON")
@@ -532,13 +532,17 @@ def _state(file: Path) -> str:
             while left:
                 chunk = opened.read(min(left, 1 << 20))
                 left, now = left - len(chunk), zlib.crc32(chunk, now)
-    except FileNotFoundError:
-        return "missing"
+    except OSError as error:
+        return _gone(error)
     except struct.error:
         return "cut short"
     except (ValueError, LookupError, TypeError):
         return "damaged"
     return "whole" if now == crc else "damaged"
+
+
+def _gone(error: OSError) -> str:
+    return "missing" if isinstance(error, FileNotFoundError) else f"not to be read ({error.strerror})"
 
 
 # The folder -----------------------------------------------------------------------------------------------------------

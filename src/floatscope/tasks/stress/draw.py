@@ -67,8 +67,8 @@ class Source:
     seed: int
 
     def passages(self, purpose: str, sample: Sample, count: int, without: Iterable[Passage] = ()) -> list[Passage]:
-        """Of other samples: not gold where anybody has such, none of its own, none about whom its gold passages are
-        about, none that tells an answer."""
+        """Of other samples, and not gold there if anybody has such: none that it has itself, that has the title of one
+        of its gold passages, or that tells an answer."""
         own = {passage.text for passage in (*sample.passages, *without)}
         titles = {passage.title.casefold() for passage in gold_of(sample)} - {""}
         answers = [f" {normalise(answer)} " for answer in sample.answers if normalise(answer)]
