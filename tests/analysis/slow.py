@@ -201,7 +201,9 @@ def not_anchors(world: World, eps: float) -> float:
 
 
 def path(world: World, layer: int) -> list[int]:
-    return [top(on_scale(world, t, layer, "lift")) for t in range(world.steps)]
+    always = set.intersection(*(set(eligible(world, t, layer)) for t in range(world.steps)))
+    each = [on_scale(world, t, layer, "lift") for t in range(world.steps)]
+    return [top({j: x for j, x in lift.items() if j in always}) for lift in each]
 
 
 def mode(values: Iterable[int]) -> int:
@@ -348,4 +350,13 @@ def answer_mass(world: World, layer: int, region: str) -> float:
     for t, _, row, _ in world.commits:
         A = matrix(world, t, layer)
         each.append(sum(A[row, j] for j in world.regions[region] if j < len(A)))
+    return fmean(each)
+
+
+def answer_even(world: World, layer: int, keys: Sequence[int]) -> float:
+    """What the predicting rows would give these keys, were they uniform over the keys they may see."""
+    each = []
+    for t, _, row, _ in world.commits:
+        see = world.visible[t][layer][row]
+        each.append(sum(see[j] for j in keys if j < len(see)) / see.sum())
     return fmean(each)

@@ -95,7 +95,7 @@ def test_a_number_is_the_models_its_controls_and_their_difference(built, runs):
     )
     number = run.number("absorption", "lift", where)
     wanted = (estimate(own, "lift"), estimate(others, "lift"), difference(own, others, "lift"))
-    for found, told in zip((number.own, number.control, number.apart), wanted, strict=True):
+    for found, told in zip((number.own, number.control, run.beyond("absorption", "lift", where)), wanted, strict=True):
         assert (found.mean, found.low, found.high) == pytest.approx(tuple(told.iloc[0][["mean", "low", "high"]]))
     assert number.own.mean > 3 * number.control.mean
 

@@ -34,7 +34,7 @@ def a_passage(rolls: Random, answer: str | None) -> Passage:
     who = rolls.choice(PEOPLE) + rolls.choice(["", " Ni", " Ro", " Wu"])
     said = [rolls.choice(FACTS).replace("{who}", who) for _ in range(rolls.randint(0, 3))]
     if answer is None:
-        return Passage(who, " ".join([f"{who} was born.", *said]))
+        return Passage(who, " ".join([f"{who} was born{rolls.choice(['', f' in {rolls.choice(ANSWERS)}'])}.", *said]))
     told = f"{who} lives in {answer}."
     said.insert(rolls.randint(0, len(said)), told)
     text = " ".join(said)
@@ -368,22 +368,25 @@ def test_gold_is_kept_where_it_was_or_put_anywhere():
 
 
 def test_what_is_retrieved_comes_first_without_what_answers():
-    samples = TWINS["reading-5"]
+    samples = TWINS["two-hop"]
 
     def retrieve(question: str) -> list[Passage]:
         (sample,) = [s for s in samples if s.question == question]
-        return [
-            gold(sample)[0],
-            Passage("", f"{sample.answers[0]} it is.", True),
-            Passage("", question, True, ((0, 1),)),
-        ]
+        told = Passage("", f"{sample.answers[0]} it is.", True)
+        other = next(s for s in samples if s is not sample)
+        return [*gold(sample), told, Passage("", question, True, ((0, 1),)), rest(other)[0]]
 
-    made = points("noise", samples, retrieve=retrieve, lengths="growing", counts=(1, 3))
-    assert [p.series for p in made[::2]] == ["random", "own", "retrieved", "counterfactual"]
-    for was, now in pairs(at(made, "retrieved-3"), samples):
+    made = points(
+        "noise", samples, retrieve=retrieve, lengths="growing", counts=(1, 20), distractors=("own", "retrieved")
+    )
+    assert [p.name for p in made] == ["own-1", "own-20", "retrieved-1", "retrieved-20"]
+    for was, now in pairs(at(made, "retrieved-20"), samples):
         first, *others = rest(now)
         assert first == Passage("", was.question)
+        assert len({p.text for p in others}) == 19
         assert not {p.text for p in others} & {p.text for p in was.passages}
+    usual = points("noise", samples, retrieve=retrieve, lengths="growing", counts=1)
+    assert [p.series for p in usual] == ["random", "own", "retrieved", "counterfactual"]
 
 
 # --- layout
@@ -552,6 +555,9 @@ def test_typos_change_letters_and_ocr_what_can_be_misread(text, data, level):
 
 
 def test_typos_are_neighbours_swaps_and_drops():
+    assert all(
+        stop == start + 1 and start % 2 for start, stop, _ in typos("modern" * 300, set(range(0, 1800, 2)), 1, dice(0))
+    )
     edits = typos("modern" * 300, set(), 0.3, dice(0))
     kinds = Counter((stop - start, len(new)) for start, stop, new in edits)
     assert set(kinds) == {(1, 1), (2, 2), (1, 0)}
@@ -561,6 +567,30 @@ def test_typos_are_neighbours_swaps_and_drops():
             assert new in {"m": "njk", "o": "ipkl", "d": "sferxc", "e": "wrsd", "r": "etdf", "n": "bmhj"}[old]
         elif len(old) == 2:
             assert new == old[::-1]
+
+
+def test_ocr_misreads_all_that_can_be():
+    text = "rn m l 1 I O 0 well-known " * 100
+    found = {(text[start:stop], new) for start, stop, new in misread(text, set(), 1, dice(0))}
+    assert found == {
+        *(("rn", "m"), ("m", "rn"), ("l", "1"), ("l", "I"), ("1", "l"), ("1", "I"), ("I", "l"), ("I", "1")),
+        *(("O", "0"), ("0", "O"), (" ", "\n"), ("-", "-\n"), ("-", "")),
+    }
+    broken = sorted(misread("rnrnrnrn sturdily " * 100, set(), 1, dice(0)))
+    assert ("", "-\n") in {(text[start:stop], new) for start, stop, new in broken}
+    assert all(a[1] <= b[0] for a, b in pairwise(broken))
+
+
+def test_a_gold_passage_without_evidence_is_cut_after_the_answer():
+    told = (Passage("", "It is X. There is more to tell of X.", True), Passage("", "It is all there is."))
+    samples = [Sample(str(n), "What?", ("X",), told) for n in range(20)]
+    (point,) = points("dirty", samples, transforms="truncated", levels=1)
+    cuts = {tuple(p.text for p in sample.passages) for sample in point.samples}
+    assert len({first for first, _ in cuts}) > 5
+    assert all(first.startswith("It is X") and second.startswith("It") for first, second in cuts)
+    unknown = [replace(sample, answers=("Y",)) for sample in samples]
+    (point,) = points("dirty", unknown, transforms="truncated", levels=1)
+    assert all(sample.passages[0] == told[0] and sample.passages[1] != told[1] for sample in point.samples)
 
 
 @EXAMPLES
@@ -684,7 +714,12 @@ SAMPLES = TWINS["reading-5"]
         ("noise", SAMPLES, {"distractors": "random", "lengths": "fixed"}, "the harmless passages themselves"),
         ("noise", SAMPLES, {"counts": (1, 99999)}, r"counts goes up to 99999, and there are \d+ random passages for"),
         ("noise", SAMPLES, {"total": 3}, "total=3 passages do not hold 1 gold ones and 16 others"),
-        ("noise", SAMPLES, {"total": 9999}, r"total=9999 passages are asked for, and there are harmless ones for \d+"),
+        (
+            "noise",
+            SAMPLES,
+            {"total": 9999},
+            r"9999 passages of fixed length are asked for, and there are harmless ones for",
+        ),
         ("noise", SAMPLES[:1], {}, "noise needs random distractors .*, which the sample lacks; give more samples"),
         (
             "noise",

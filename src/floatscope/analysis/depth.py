@@ -43,20 +43,20 @@ def crossing(table: pd.DataFrame) -> int | None:
 
 
 def answer_rows(look: Look) -> pd.DataFrame:
-    """`mass` an average predicting row puts on a region (mean over heads and commits), `base` the region's share of the
-    keys, `ratio` of both. Where documents and gold ones are known, `other documents` are those that are not gold."""
+    """`mass` an average predicting row puts on a region (mean over heads and commits), `base` what uniform attention
+    would put there, `ratio` of both. Where documents and gold ones are known, `other documents` are those that are not
+    gold."""
     trace = look.trace
     if "row_regions" not in trace.arrays or not trace.coords.get("region"):
         raise UserError(f"the trace of '{look.sample}' has no regions; trace samples with passages, or give regions=")
     if not len(trace.arrays["row_regions"]):
         raise UserError(f"the trace of '{look.sample}' has no commits, so no row in it decides an answer")
     mass = trace.arrays["row_regions"].astype(np.float64).mean((0, 2))  # [layer, region]
-    base, names = trace.arrays["region_member"].mean(0), list(trace.coords["region"])
+    base, names = look.evenly, list(trace.coords["region"])
     documents = [i for i, name in enumerate(names) if name.startswith("document ")]
     if documents and "gold" in names:
         gold = names.index("gold")
-        mass = np.column_stack([mass, mass[:, documents].sum(1) - mass[:, gold]])
-        base = np.append(base, base[documents].sum() - base[gold])
+        mass, base = (np.column_stack([x, x[:, documents].sum(1) - x[:, gold]]) for x in (mass, base))
         names.append("other documents")
     table = pd.DataFrame(
         {
@@ -65,7 +65,7 @@ def answer_rows(look: Look) -> pd.DataFrame:
             "depth": np.repeat(look.depth, len(names)),
             "region": np.tile(np.array(names), len(look.layers)),
             "mass": mass.ravel(),
-            "base": np.tile(base, len(look.layers)),
+            "base": base.ravel(),
         }
     )
     table["ratio"] = (table["mass"] / table["base"]).where(table["base"] > 0)

@@ -32,14 +32,14 @@ THIRDS = ("shallow", "middle", "deep")
 
 
 def tops(look: Look) -> pd.DataFrame:
-    steps, layers = look.top.shape
+    steps, layers = look.path.shape
     return pd.DataFrame(
         {
             "sample": look.sample,
             "step": np.repeat(np.arange(steps), layers),
             "layer": np.tile(look.layers, steps),
             "depth": np.tile(look.depth, steps),
-            "top": look.top.ravel(),
+            "top": look.path.ravel(),
         }
     )
 
@@ -64,7 +64,7 @@ def drift(look: Look) -> pd.DataFrame:
 
     The centroid is that of the anchors, weighted by lift; steps without anchors have none.
     """
-    path = np.where(look.top >= 0, look.top, np.nan)  # [step, layer]
+    path = np.where(look.path >= 0, look.path, np.nan)  # [step, layer]
     size = float(look.keys.max())
     centroid = _centroid(look)
     table = {
@@ -132,14 +132,14 @@ def lifetimes(look: Look) -> pd.DataFrame:
 
 def over_layers(look: Look) -> pd.DataFrame:
     """The top key followed through the layers of one step; `places` is how many different keys it visits."""
-    hops = np.diff(np.where(look.top >= 0, look.top, np.nan), axis=1)  # to and from a layer without one: NaN
+    hops = np.diff(np.where(look.path >= 0, look.path, np.nan), axis=1)  # to and from a layer without one: NaN
     return pd.DataFrame(
         {
             "sample": look.sample,
             "step": np.arange(look.steps),
             "displacement": np.nansum(np.abs(hops), 1),
             "changes": (np.abs(hops) > 0).sum(1),
-            "places": [len(set(row) - {-1}) for row in look.top.tolist()],
+            "places": [len(set(row) - {-1}) for row in look.path.tolist()],
             "jaccard_next": _jaccard(*(np.moveaxis(a, 1, 0) for a in (look.anchors[:, :-1], look.anchors[:, 1:]))),
         }
     )

@@ -80,8 +80,24 @@ class Look:
         return argmax(self.lift)
 
     @cached_property
+    def path(self) -> Int[np.ndarray, "step layer"]:
+        """The same among the keys that are eligible at every step: one that comes to be ranked later has not moved."""
+        there = np.isfinite(self.lift)
+        always = (there | ~there.any(-1, keepdims=True)).all(0)  # but for steps at which nothing was measured
+        return argmax(np.where(always, self.lift, np.nan))
+
+    @cached_property
     def anchors(self) -> Bool[np.ndarray, "step layer key"]:
         return detect(self.trace, self.detector)
+
+    @cached_property
+    def evenly(self) -> Float[np.ndarray, "layer region"]:
+        """What the predicting rows would give each region if they attended uniformly, mean over commits."""
+        arrays = self.trace.arrays
+        member = arrays["region_member"].astype(np.float64)
+        each = np.nan_to_num(self.trace.uniform("predicting")) @ member  # [step, layer, region]
+        shares: np.ndarray = each[arrays["commit_step"]].mean(0)
+        return shares
 
     @cached_property
     def classes(self) -> Int[np.ndarray, "step key"]:

@@ -37,8 +37,8 @@ def retrieval(look: Look) -> pd.DataFrame:
     """`copies` events; `wu_set` the share of the evidence's different tokens that were copied; `wu_count` events over
     the evidence's positions, NaN unless the answer was recalled; `active` 1 if there was an event, 0 if not.
 
-    `mass` an average predicting row puts on the evidence, `base` the evidence's share of the keys, `ratio` of both. A
-    sample without evidence is refused.
+    `mass` an average predicting row puts on the evidence, `base` what uniform attention would put there, `ratio` of
+    both. A sample without evidence is refused.
     """
     trace, arrays = look.trace, look.trace.arrays
     if EVIDENCE not in trace.coords.get("region", ()) or not _evidence(look).any():
@@ -58,7 +58,7 @@ def retrieval(look: Look) -> pd.DataFrame:
     at = trace.coords["region"].index(EVIDENCE)
     mass = kept(trace, "row_regions")[..., at].astype(np.float64).mean(0)
     layers, heads = copies.shape
-    base = inside.mean()
+    base = np.repeat(look.evenly[:, at], heads)
     return pd.DataFrame(
         {
             "sample": look.sample,
@@ -71,7 +71,7 @@ def retrieval(look: Look) -> pd.DataFrame:
             "active": (copies > 0).astype(float).ravel(),
             "mass": mass.ravel(),
             "base": base,
-            "ratio": mass.ravel() / base,
+            "ratio": np.divide(mass.ravel(), base, out=np.full(len(base), np.nan), where=base > 0),
         }
     )
 

@@ -75,12 +75,13 @@ class Compared:
 
     def number(self, table: str, value: str, where: Mapping[str, Any] | None = None) -> Number:
         own, others = self.table(table, where), self.control_tables(table, where)
-        mine = Interval.of(estimate(own, value).iloc[0])
-        if own.empty or not others:
-            return Number(mine, None, None)
-        return Number(
-            mine, Interval.of(estimate(others, value).iloc[0]), Interval.of(difference(own, others, value).iloc[0])
-        )
+        control = Interval.of(estimate(others, value).iloc[0]) if others and not own.empty else None
+        return Number(Interval.of(estimate(own, value).iloc[0]), control)
+
+    def beyond(self, table: str, value: str, where: Mapping[str, Any] | None = None) -> Interval | None:
+        """This model less its control, sample by sample; None without one."""
+        own, others = self.table(table, where), self.control_tables(table, where)
+        return Interval.of(difference(own, others, value).iloc[0]) if others and not own.empty else None
 
     def apart(self, other: Compared, table: str, value: str, where: Mapping[str, Any] | None = None) -> Interval:
         """This model less another, on the samples both have."""
@@ -113,11 +114,10 @@ class Interval:
 
 @dataclass(frozen=True)
 class Number:
-    """One number of a model, the same of its control, and their difference sample by sample."""
+    """One number of a model, and the same of its control."""
 
     own: Interval
     control: Interval | None
-    apart: Interval | None
 
 
 Category = tuple[str, str, str, Mapping[str, Any]]

@@ -12,6 +12,7 @@ import io
 from collections.abc import Sequence
 from functools import singledispatch
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -90,6 +91,7 @@ def _lines(chart: Lines, labels: list[str]) -> Figure:
         axes.plot(x, y, dashed + shape, color=colour, ms=3.5, mfc=face, lw=wide, alpha=_strength(series))
     if chart.log:
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
     elif _from_zero(chart):
@@ -153,12 +155,16 @@ def _map(chart: Map, labels: list[str]) -> Figure:
         bar.ax.yaxis.set_minor_formatter(NullFormatter())
     for axis, names in ((axes.xaxis, chart.x), (axes.yaxis, chart.y)):
         shown = [int(i) for i in MaxNLocator(12, integer=True).tick_values(0, len(names) - 1) if 0 <= i < len(names)]
+        words = any(isinstance(name, str) for name in names)
+        shown = list(range(len(names))) if words else shown
         axis.set_ticks(shown, [name if isinstance(name := names[i], str) else f"{name:g}" for i in shown])
+        if words and axis is axes.xaxis:
+            axes.tick_params(axis="x", labelrotation=90)
     for spine in axes.spines.values():
         spine.set_visible(False)
     _marks(axes, chart)
     title = f"{chart.title} ({chart.model})" if chart.model and chart.model not in chart.title else chart.title
-    axes.set(title=title, xlabel=chart.x_label, ylabel=chart.y_label)
+    axes.set(title=fill(title, round(11 * wide)), xlabel=chart.x_label, ylabel=chart.y_label)
     if chart.marks:
         figure.legend(loc="outside lower center", ncols=3)
     return figure

@@ -39,7 +39,7 @@ from floatscope.report.sections.absorption import absorption as of_absorption
 from floatscope.report.sections.floating import map_of_lift, map_of_steps
 from floatscope.report.sections.heads import map_of_heads
 from floatscope.report.sections.heads import retrieval as of_retrieval
-from floatscope.report.sections.parts import INTERVALS, LIFT, Cells, having, lines, listed, section
+from floatscope.report.sections.parts import INTERVALS, LIFT, Cells, having, lines, listed, region_order, section
 from floatscope.report.sections.qk import qk as of_qk
 
 TITLE = "Revealing the Attention Floating Mechanism in Masked Diffusion Models"
@@ -72,11 +72,10 @@ def foreword(runs: Sequence[Compared]) -> list[str]:
     ]
     there = {run.family for run in runs}
     for family in FAMILIES.keys() - there:
-        data = runs[0].run.settings.get("data", "FILE")
         told.append(
             "**The comparison is not complete.** The paper sets masked diffusion models against autoregressive ones,"
-            f" and no {FAMILIES[family]} model is among these runs. Trace one on the same samples, such as floatscope"
-            f" trace twin:{family} --data {data} --out {family} --control untrained, and give its run as well."
+            f" and no {FAMILIES[family]} model is among these runs. Trace one, such as twin:{family}, with the same"
+            " --data, --limit, --new-tokens and --steps, and give its run as well."
         )
     return told
 
@@ -395,7 +394,7 @@ def _lines_of_gold(read: Sequence[Read], place: str) -> Lines:
     """What the deciding rows give the gold passage, in those samples."""
     there = [each for each in read if each.run.has("answer_rows") and each.at(place)]
     runs = [_only(each.run, "answer_rows", each.at(place)) for each in there]
-    title, over = f"Gold {WHERE[place]}: what deciding rows give it", "over its share of the canvas"
+    title, over = f"Gold {WHERE[place]}: what deciding rows give it", "over that of uniform attention"
     return lines(runs, title, over, "answer_rows", "ratio", {"region": "gold"}, 1.0, log=True)
 
 
@@ -413,20 +412,13 @@ def _only(run: Compared, name: str, samples: Collection[str]) -> Compared:
 def _map_of_flow(label: str, place: str, table: pd.DataFrame, highest: float) -> Map:
     """Regions down, layers across."""
     ratio = table.groupby(["key_region", "layer"])["ratio"].mean().unstack("layer")
-    ratio = ratio.reindex(sorted(ratio.index, key=_order))
+    ratio = ratio.reindex(sorted(ratio.index, key=region_order))
     values = [[None if np.isnan(v) else round(float(v), 2) for v in row] for row in ratio.to_numpy()]
     n = table["sample"].nunique()
     title = f"{label}: gold {WHERE[place]}, {n} sample{'s' if n > 1 else ''}"
     x, y = [float(layer) for layer in ratio.columns], [str(name) for name in ratio.index]
     return Map(title, "layer", "key region", values, x, y, [], "over the even share", label, log=True,
                bounds=(0.1, max(10.0, highest)))  # fmt: skip
-
-
-def _order(region: str) -> tuple[int, int, str]:
-    """The question, the passages in their order, what lies in them, the rest."""
-    kind, _, number = region.partition(" ")
-    ranks = {"question": 0, "document": 1, "gold": 2, "evidence": 3}
-    return ranks.get(kind, 4), int(number) if number.isdigit() else 0, region
 
 
 def _unplaced(read: Sequence[Read]) -> Iterator[str]:

@@ -52,6 +52,7 @@
       const at = (v) => from + ((to - from) * Math.log(Math.max(v, low) / low)) / Math.log(high / low);
       return { at, ticks: logTicks(low, high) };
     }
+    if (low === 0 && high === 0) high = 1;
     const pad = (high - low || Math.abs(high) || 1) * 0.06;
     if (low >= 0 && low <= 0.75 * high) low = 0;
     else low -= pad;

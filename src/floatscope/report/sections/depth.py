@@ -58,8 +58,8 @@ def reading(runs: Sequence[Compared], detector: Detector) -> Section:
         "reading",
         "Where the rows that write the answer look",
         "The row that decides a token of the answer must find it: in the gold passage, if the model reads.",
-        "Mean over the predicting rows of all new tokens and over heads, each taken at the step it commits; over the"
-        " region's share of the canvas.",
+        "Mean over the predicting rows of all new tokens and over heads, each taken at the step it commits; over"
+        " what uniform attention would give.",
         runs,
         charts,
         "answer_rows",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pandas as pd
+
 from floatscope.analysis.detectors import Detector
 from floatscope.report.charts import Chart, Map, Section
 from floatscope.report.compared import Category, Compared
-from floatscope.report.sections.parts import dots, having, lines, section
+from floatscope.report.sections.parts import dots, having, lines, region_order, section
 
 
 def flow(runs: Sequence[Compared], detector: Detector) -> Section:
@@ -17,7 +19,7 @@ def flow(runs: Sequence[Compared], detector: Detector) -> Section:
     )
     reached: list[Category] = [(name, "importance", "token_ratio", {"key_region": name}) for name in names]
     pooled: list[Category] = [(name, "importance", "pooled_ratio", {"key_region": name}) for name in names]
-    charts: list[Chart] = [map_of_regions(run) for run in those]
+    charts: list[Chart] = [*maps_of_regions(those)]
     charts += [
         dots(
             runs,
@@ -37,21 +39,29 @@ def flow(runs: Sequence[Compared], detector: Detector) -> Section:
         "Rows are regions that look, columns what they look at. A rollout follows attention through all layers: what of"
         " the canvas reaches each place. Long products of such matrices forget their row; where the distance nears 0 a"
         " rollout says the same of every region, and so nothing of any.",
-        "Mass per token over that of uniform attention, mean over heads, layers and steps. Two rollouts of ½·attention"
-        " + ½·identity: by tokens, pooled to regions at the end; and pooled first, region by region, which gives other"
-        " numbers. Distance: total variation, 0 alike, 1 apart.",
+        "Mass over that of uniform attention, mean over heads, layers and steps; grey where a region cannot see the"
+        " other. Two rollouts of ½·attention + ½·identity: by tokens, pooled to regions at the end; and pooled first,"
+        " region by region, which gives other numbers. Distance: total variation, 0 alike, 1 apart.",
         runs,
         charts,
         "flow",
     )
 
 
-def map_of_regions(run: Compared) -> Map:
-    """What each region's rows give each region, over the even share, mean over layers."""
-    table = run.table("flow")
-    names = list(dict.fromkeys(table["region"]))
-    ratio = table.groupby(["region", "key_region"])["ratio"].mean().unstack("key_region").reindex(names, columns=names)
-    values = [[None if v != v else round(float(v), 2) for v in row] for row in ratio.to_numpy()]
-    bounds = (0.1, max(10.0, float(ratio.max(axis=None))))
-    return Map(f"{run.label}: who looks where", "key region", "region", values, names, names, [], "over the even share",
-               run.label, log=True, bounds=bounds)  # fmt: skip
+def maps_of_regions(runs: Sequence[Compared]) -> list[Map]:
+    """What each region's rows give each region, over the even share, mean over layers; one scale of colours for all."""
+    ratios = []
+    for run in runs:
+        ratio = run.table("flow").groupby(["region", "key_region"])["ratio"].mean().unstack("key_region")
+        names = sorted(ratio.index, key=region_order)
+        ratios.append(ratio.reindex(names, columns=names))
+    bounds = (0.1, max(10.0, *(float(ratio.max(axis=None)) for ratio in ratios))) if ratios else (0.1, 10.0)
+    return [
+        Map(f"{run.label}: who looks where", "key region", "region", rounded(ratio), list(ratio.columns),
+            list(ratio.index), [], "over the even share", run.label, log=True, bounds=bounds)
+        for run, ratio in zip(runs, ratios, strict=True)
+    ]  # fmt: skip
+
+
+def rounded(table: pd.DataFrame) -> list[list[float | int | None]]:
+    return [[None if v != v else round(float(v), 2) for v in row] for row in table.to_numpy()]

@@ -11,7 +11,7 @@ from floatscope.analysis.retrieval import STRONG, THRESHOLD, correlation, head_m
 from floatscope.errors import UserError
 from floatscope.report.charts import Chart, Map, Section, Table
 from floatscope.report.compared import Compared
-from floatscope.report.sections.parts import Cells, having, lines, section
+from floatscope.report.sections.parts import Cells, having, lines, section, share
 
 SCORES = {
     "wu_set": "tokens of the evidence copied",
@@ -25,7 +25,14 @@ def retrieval(runs: Sequence[Compared], detector: Detector) -> Section:
     charts: list[Chart] = [map_of_heads(run, those) for run in those]
     charts += [
         lines(
-            runs, "Attention on the evidence", "over its share of the canvas", "retrieval", "ratio", None, 1.0, log=True
+            runs,
+            "Attention on the evidence",
+            "over that of uniform attention",
+            "retrieval",
+            "ratio",
+            None,
+            1.0,
+            log=True,
         ),
         lines(runs, "Heads that copy", "share of heads, mean over samples", "retrieval", "active"),
     ]
@@ -93,8 +100,8 @@ def activity(runs: Sequence[Compared], detector: Detector) -> Section:
     rows: list[Cells] = []
     for run in having(runs, "activity"):
         control = [dormant(table) for table in run.control_tables("activity")]
-        beside = f"{sum(control) / len(control):.2f}" if control else ""
-        rows.append([run.label, f"{dormant(run.table('activity')):.2f}", beside])
+        beside = share(sum(control) / len(control)) if control else ""
+        rows.append([run.label, share(dormant(run.table("activity"))), beside])
     charts.append(Table(["model", "dormant heads", "untrained"], rows, "Share of all heads"))
     return section(
         "heads",

@@ -29,14 +29,21 @@ def order(runs: Sequence[Compared], detector: Detector) -> Section:
     ]
     charts.append(Table(["model", "tokens per step", "trivial tokens", "among the first quarter"], numbers))
     rows: list[Cells] = []
-    for run in having(runs, "coupling"):
+    for run in (run for run in having(runs, "coupling") if run.table("coupling")["hit_chance"].notna().any()):
         for lag, when in ((0, "its own step"), (1, "the step after")):
             where = {"lag": lag}
             hit, chance = (run.number("coupling", value, where) for value in ("hit_4", "hit_4_chance"))
             away, drawn = (run.number("coupling", value, where) for value in ("distance", "distance_chance"))
             rows.append([run.label, when, cell(hit), chance.own.said(), away.own.said(1), drawn.own.said(1)])
-    columns = ["model", "commits of", "within 4 of the top key", "of a random mask", "distance", "of a random mask"]
-    charts.append(Table(columns, rows, "Does the top key foretell what is written next?"))
+    columns = [
+        "model",
+        "commits of",
+        "within 4 of the top key",
+        "of a mask by chance",
+        "distance",
+        "from a mask by chance",
+    ]
+    charts.append(Table(columns, rows, "How far the top key is from what is written next"))
     return section(
         "order",
         "In which order the canvas is filled",
@@ -44,9 +51,10 @@ def order(runs: Sequence[Compared], detector: Detector) -> Section:
         " a diagonal from the upper left is left to right. If attention leads the order, the top key lies nearer to"
         " what is written next than a mask drawn at random.",
         "Positions are those to be filled. τ is 1 from left to right. U-shape: mean time of the middle third less that"
-        " of the outer thirds. Trivial: tokens that are no content. Local"
-        " AR-ness at k: commits that end a run of k + 1 neighbours; global: that fill one of the k first"
-        " masks. The commits of one step are taken from the left.",
+        " of the outer thirds. Trivial: tokens that are no content. Local AR-ness at k: commits that end a run of k +"
+        " 1 neighbours; global: that fill one of the k first masks. The commits of one step are taken from the left,"
+        " so that a step which fills everything counts as left to right. The top key may be anywhere, a mask only in"
+        " the answer; of models without masks nothing is shown.",
         runs,
         charts,
         "order",

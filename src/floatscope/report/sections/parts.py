@@ -31,6 +31,8 @@ def section(
 
 
 def _empty(chart: Chart) -> bool:
+    if isinstance(chart, Dots) and not chart.categories:
+        return True
     return (isinstance(chart, Lines | Dots) and not chart.series) or (isinstance(chart, Table) and not chart.rows)
 
 
@@ -83,6 +85,17 @@ def having(runs: Sequence[Compared], table: str) -> list[Compared]:
 
 def cell(number: Number) -> str:
     return number.own.said() if number.control is None else f"{number.own.said()} · untrained {number.control.said()}"
+
+
+def region_order(region: str) -> tuple[int, int, str]:
+    """The question, the passages in their order, what lies in them, the rest."""
+    kind, _, number = region.partition(" ")
+    ranks = {"question": 0, "document": 1, "gold": 2, "evidence": 3}
+    return ranks.get(kind, 4), int(number) if number.isdigit() else 0, region
+
+
+def share(value: float) -> str:
+    return "–" if value != value else f"{value:.2f}".replace("-", "−")
 
 
 def listed(parts: Iterable[str]) -> str:

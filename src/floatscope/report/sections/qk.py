@@ -8,7 +8,7 @@ from typing import Any
 from floatscope.analysis.detectors import Detector
 from floatscope.report.charts import Chart, Section, Table
 from floatscope.report.compared import Compared
-from floatscope.report.sections.parts import Cells, cell, having, lines, section
+from floatscope.report.sections.parts import Cells, cell, having, lines, section, share
 
 EVEN = "over the even share"
 MEDIAN = "over the median of the other keys"
@@ -27,14 +27,16 @@ def qk(runs: Sequence[Compared], detector: Detector) -> Section:
     rows: list[Cells] = []
     for run in having(runs, "attribution"):
         shares = [cell(run.number("attribution", name)) for name in ("angle", "norm")]
-        rows.append([run.label, cell(run.number("qk", "qk")), *shares])
-    charts.append(Table(["model", "advantage in qk", "angle", "norm"], rows, "Mean over layers"))
+        rows.append([run.label, share((run.table("qk")["anchors"] > 0).mean()), cell(run.number("qk", "qk")), *shares])
+    charts.append(Table(["model", "heads with anchors", "advantage in qk", "angle", "norm"], rows, "Mean over layers"))
     return section(
         "qk",
         "What makes an anchor: angle or norm?",
         "A key is looked at because queries point its way, or because it is long. Anchors are compared with the other"
-        " keys of their head; then each is turned to where the others point, or cut to their length, and what its score"
-        " loses is counted. The two shares need not add up to 1.",
+        " keys of their head; then each is turned to where the others point, or cut to their length, and what its"
+        " score loses is counted. The two shares need not add up to 1, and may be negative. Where scores are nearly"
+        " flat, as in an untrained model, few heads have anchors, and those that have stand out in the score by as"
+        " much as in the lift: its advantage is large in standard deviations and small as it is.",
         f"Scores, cosines and norms after the rotary embedding, means over the queries that see the key. A head's"
         f" anchors: {detector} among its 16 keys of largest lift, at steps whose forward had all rows; means over"
         f" steps and heads that have some.",

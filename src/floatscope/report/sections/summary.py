@@ -21,7 +21,7 @@ def summary(runs: Sequence[Compared]) -> list[str]:
             f" {within}. Over all texts it is away from the layer's usual position in {across}."
         )
         sentences += [sentence for run in those if (sentence := _verdict(run))]
-    if bare := [run.label for run in runs if not run.controls]:
+    if bare := [run.label for run in runs if not run.controls and not run.unfinished]:
         sentences.append(
             f"There is no untrained control beside {listed(bare)}: what architecture alone would show cannot be told"
             f" from what was learnt. Trace it with --control untrained."
@@ -49,7 +49,7 @@ def _away(run: Compared, kind: str) -> str:
 
 def _verdict(run: Compared) -> str | None:
     """Whether the movement within a text is more than architecture alone gives."""
-    apart = run.number("floating", "within").apart
+    apart = run.beyond("floating", "within")
     if apart is None:
         return None
     if not apart.sure:

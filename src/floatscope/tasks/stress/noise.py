@@ -79,7 +79,8 @@ def noise(
         if "growing" in spans:
             made += [_growing(source, samples, sort, found[sort], size, gold) for size in sizes]
         if "fixed" in spans and sort != "random":
-            made += _fixed(source, samples, sort, found[sort], sizes, total, gold)
+            strict = counts is not None or total is not None
+            made += _fixed(source, samples, sort, found[sort], sizes, total, gold, strict)
     if not made:
         raise UserError("at fixed length random distractors are the harmless passages themselves; choose another sort")
     return made
@@ -145,8 +146,16 @@ def _filled(samples: Sequence[Sample], sort: str, size: int) -> str:
 
 
 def _fixed(
-    source: Source, samples: Sequence[Sample], sort: str, found: Noise, sizes: list[int], total: int | None, gold: str
+    source: Source,
+    samples: Sequence[Sample],
+    sort: str,
+    found: Noise,
+    sizes: list[int],
+    total: int | None,
+    gold: str,
+    strict: bool,
 ) -> list[Point]:
+    """So many passages at every size; fewer than would do for all sizes if there are no more, unless `strict`."""
     golds = max(len(gold_of(sample)) for sample in samples)
     wanted = golds + sizes[-1] if total is None else total
     if wanted < golds + sizes[-1]:
@@ -156,9 +165,10 @@ def _fixed(
         for sample in samples
     }
     length = min(len(gold_of(sample)) + len(harmless[sample.id]) for sample in samples)
-    if length < wanted and total is not None:
+    if length < wanted and strict:
         raise UserError(
-            f"total={total} passages are asked for, and there are harmless ones for {length}; give more samples"
+            f"{wanted} passages of fixed length are asked for, and there are harmless ones for {length}; give more"
+            ' samples, smaller numbers, or lengths="growing"'
         )
     return [
         Point(
