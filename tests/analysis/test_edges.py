@@ -317,3 +317,12 @@ def test_a_watched_forward(llada):
     of_regions = {"answer_rows", "retrieval", "flow", "rollout", "rank_one", "importance"}
     assert set(measured.lacking) == wordless | of_commits | of_regions
     assert len(measured.tables["drift"]) == 3
+
+
+def test_a_sample_that_cannot_give_a_table_is_left_out_and_counted():
+    whole, bare = trace_of(anything(0, "full"), "whole"), trace_of(anything(1, "full"), "bare")
+    measured = measure([whole, without(bare, "key_stats")], "rulli(eps=1)")
+    assert set(measured.tables["norms"]["sample"]) == {"whole"}
+    assert set(measured.tables["drift"]["sample"]) == {"whole", "bare"}
+    assert measured.partly["norms"].startswith("1 of 2 samples, the first because the trace of 'bare' does not keep")
+    assert "norms" not in measured.lacking

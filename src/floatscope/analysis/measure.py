@@ -8,7 +8,7 @@ measured.lacking["answer_rows"]            # why a table is not there: "the trac
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pandas as pd
 
@@ -63,28 +63,33 @@ ONLY: dict[str, Callable[[Look], bool]] = {
 class Measured:
     tables: Mapping[str, pd.DataFrame]
     lacking: Mapping[str, str]  # table → why it is not there
+    partly: Mapping[str, str] = field(default_factory=dict)  # table → which samples are not in it, and why
 
 
 def measure(
     traces: Iterable[Trace], detector: str | Detector = "zscore", told: Callable[[str], None] = lambda _: None
 ) -> Measured:
-    """`told` hears the name of each sample that is done. A table that one trace cannot give is given for none."""
+    """`told` hears the name of each sample that is done. A table has the samples that can give it."""
     parts: dict[str, list[pd.DataFrame]] = {name: [] for name in ANALYSES}
-    lacking: dict[str, str] = {}
+    without: dict[str, list[str]] = {name: [] for name in ANALYSES}
     for look in looks(traces, detector):
-        for name in [name for name in parts if name not in lacking]:
+        for name, analysis in ANALYSES.items():
             if name in ONLY and not ONLY[name](look):
                 continue
             try:
-                parts[name].append(ANALYSES[name](look))
+                parts[name].append(analysis(look))
             except UserError as error:
-                lacking[name] = str(error)
+                without[name].append(str(error))
         told(look.sample)
-    tables = {
-        name: pd.concat(found, ignore_index=True) for name, found in parts.items() if found and name not in lacking
+    tables = {name: pd.concat(found, ignore_index=True) for name, found in parts.items() if found}
+    lacking = {name: why[0] for name, why in without.items() if why and name not in tables}
+    partly = {
+        name: f"{len(why)} of {len(why) + len(parts[name])} samples, the first because {why[0]}"
+        for name, why in without.items()
+        if why and name in tables
     }
     if "tops" in tables:
         tables["floating"] = floating.floating_index(tables["tops"])
     if "qk" in tables:
         tables["attribution"] = qk.attribution(tables["qk"])
-    return Measured(tables, lacking)
+    return Measured(tables, lacking, partly)

@@ -136,6 +136,9 @@ def _notes(runs: Sequence[Compared]) -> Iterator[str]:
         for reason in reasons:
             names = [name for name, why in run.measured.lacking.items() if why == reason]
             yield f"Not measured for **{run.label}**: {listed(names)}, because {reason}."
+        for reason in dict.fromkeys(run.measured.partly.values()):
+            names = [name for name, why in run.measured.partly.items() if why == reason]
+            yield f"Left out of {listed(names)} of **{run.label}**: {reason}."
     if scarce := [run.label for run in runs if len(run.run.done) < FEW]:
         yield f"{listed(scarce)}: fewer than {FEW} samples, too few for an interval to say much."
     if len({run.run.samples for run in runs}) > 1:
