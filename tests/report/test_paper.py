@@ -275,7 +275,7 @@ def test_a_family_that_is_missing_is_said(built, there, missing):
     (said,) = [each for each in foreword([run for run in built[1] if run.family == there]) if "not complete" in each]
     other = {"arm": "mdm", "mdm": "arm"}[there]
     assert f"no {missing} model is among these runs" in said
-    assert f"floatscope trace twin:{other} --data " in said
+    assert f"such as twin:{other}, with the same --data" in said
 
 
 def test_texts_without_passages_and_answers_say_what_they_lack(tmp_path):
