@@ -25,6 +25,7 @@ ROOMS = (
     "prompts",
     "report",
     "spelling",
+    "stressing",
     "tasks",
     "trace",
     "tracing",

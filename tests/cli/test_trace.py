@@ -187,7 +187,10 @@ def test_a_mistake_gets_one_sentence(ask, tmp_path, words, data, said):
 
 @pytest.mark.parametrize(
     ("line", "said"),
-    [("{", "line 2: it is no whole JSON"), ('{"question": "Who?", "answer": "x", "id": "1"}', "line 2: the id '1' is that")],
+    [
+        ("{", "line 2: it is no whole"),
+        ('{"question": "Who?", "answer": "x", "id": "1"}', "line 2: the id '1' is that"),
+    ],
 )
 def test_malformed_data_is_refused_by_its_line(ask, home, tmp_path, line, said):
     (tmp_path / "bad.jsonl").write_text(json.dumps(LINES[0]) + "\n" + line + "\n")
