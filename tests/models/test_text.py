@@ -263,7 +263,7 @@ def without_content(content):
     [
         (cut, r"<\|startoftext\|> should be 256 and is 246"),
         (far, "<x> should be 9999 and is 262"),
-        (without_a_byte, "1 of the 256 bytes have no token"),
+        (without_a_byte, "1 bytes of ordinary text have no token"),
         (without_content, ""),
     ],
 )
@@ -272,6 +272,33 @@ def test_a_tokenizer_that_opens_and_is_wrong_is_refused(tmp_path, do, said):
     change(folder, do)
     with pytest.raises(fs.UserError, match=rf"tokenizer\.json is damaged \(.*{said}.*\); fetch it again"):
         fs.load(folder, device="cpu")
+
+
+def test_a_byte_no_text_has_may_lack_a_token_and_a_text_that_has_it_is_refused(tmp_path):
+    folder = tiny(tmp_path / "m")
+
+    def without_a_control(content):
+        vocabulary = content["model"]["vocab"]
+        vocabulary["hhh"] = vocabulary.pop("Ą")  # byte 4
+
+    change(folder, without_a_control)
+    text = fs.load(folder, device="cpu").text
+    assert text.lacking_bytes == {4}
+    assert text.decode(text.encode("plain é 語 😀\n\t")) == "plain é 語 😀\n\t"
+    with pytest.raises(fs.UserError, match=r"has no token for '\\x04'; take it out of the text"):
+        text.encode("end\x04of it")
+
+
+def test_the_names_of_bytes_are_those_of_the_library():
+    from tokenizers import pre_tokenizers
+
+    from floatscope.models.text import _byte_names
+
+    assert sorted(_byte_names().values()) == sorted(pre_tokenizers.ByteLevel.alphabet())
+    whole = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    for byte, name in _byte_names().items():
+        if byte < 0x80:
+            assert whole.pre_tokenize_str(chr(byte))[0][0] == name
 
 
 def test_settings_that_do_not_fit_are_not_blamed_on_the_vocabulary(tmp_path):

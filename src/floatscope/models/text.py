@@ -33,6 +33,8 @@ ASIDE = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<turn|>", "<|end|>")
 TEMPLATE_SECONDS = 5.0  # a chat template is a program, and may not end
 TEMPLATE_LENGTH = 4_000_000  # characters; the tokenizer would die of a much longer text, and the process with it
+ORDINARY = frozenset([9, 10, *range(0x20, 0x7F), *range(0x80, 0xC0), *range(0xC2, 0xF1)])
+"""Bytes that texts are made of: printable characters in UTF-8. SmolLM2 has no tokens for some of the others."""
 BROKEN = "\ufffd"  # what an unfinished character decodes to
 PLACE = "floatscope-puts-the-prompt-here"  # rendered once, to see what a chat template writes around a prompt
 
@@ -155,16 +157,15 @@ class Text:
         """Tokens that are no text."""
         return self._special
 
-    @property
-    def lacking_bytes(self) -> frozenset[str]:
+    @cached_property
+    def lacking_bytes(self) -> frozenset[int]:
         """Of a byte-level tokenizer without a token for the unknown, the bytes it would silently drop."""
-        from tokenizers import pre_tokenizers
-
         backend = getattr(self._tokenizer, "backend_tokenizer", None)
         if backend is None or getattr(backend.model, "unk_token", None) is not None:
             return frozenset()
-        whole = pre_tokenizers.ByteLevel.alphabet() if "ByteLevel" in repr(backend.pre_tokenizer) else []
-        return frozenset(byte for byte in whole if byte not in self._vocabulary)
+        if "ByteLevel" not in repr(backend.pre_tokenizer):
+            return frozenset()
+        return frozenset(byte for byte, name in _byte_names().items() if name not in self._vocabulary)
 
     def _named(self, kind: str) -> int | None:
         token = getattr(self._tokenizer, f"{kind}_token", None)
@@ -190,6 +191,9 @@ class Text:
 
     def _read(self, text: str, **how: bool) -> Mapping[str, Any]:
         """The tokenizer's answer: `input_ids`, and `offset_mapping` if that was asked for."""
+        if self.lacking_bytes and self.lacking_bytes.intersection(text.encode(errors="ignore")):
+            lost = next(c for c in text if self.lacking_bytes.intersection(c.encode(errors="ignore")))
+            raise UserError(f"the tokenizer of {self._name} has no token for {lost!r}; take it out of the text")
         try:
             read: Mapping[str, Any] = self._tokenizer(text, verbose=False, **how)
         except BaseException as error:
@@ -350,12 +354,20 @@ def check_text(text: Text, file: Path, declared: Sequence[tuple[str, int]] = ())
     """A tokenizer that opens may still be wrong: a vocabulary cut short moves every added token to another id, and a
     byte without a token would be left out of every text."""
     wrong = [f"{t} should be {i} and is {text.id_of(t)}" for t, i in declared if text.id_of(t) != i]
-    if not wrong and (lacking := text.lacking_bytes):
-        wrong = [f"{len(lacking)} of the 256 bytes have no token"]
+    if not wrong and (lacking := text.lacking_bytes & ORDINARY):
+        wrong = [f"{len(lacking)} bytes of ordinary text have no token"]
     if not wrong and not text.encode("a"):
         wrong = ["it has no tokens for a text"]
     if wrong:
         raise UserError(f"{file} is damaged ({printable(wrong[0])}); fetch it again")
+
+
+def _byte_names() -> dict[int, str]:
+    """GPT-2's alphabet: what a byte is called in a byte-level vocabulary; those that cannot be printed in order from
+    U+0100 on."""
+    shown = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in shown]
+    return {byte: chr(byte) for byte in shown} | {byte: chr(0x100 + i) for i, byte in enumerate(others)}
 
 
 def _is_sound(file: Path) -> bool:
