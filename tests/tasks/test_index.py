@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import lzma
 import os
 import random
 import shutil
@@ -21,15 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from floatscope.errors import UserError
-from floatscope.tasks import index as module
-from floatscope.tasks.index import ENGINE, Added, Hit, Index, passage_id, retrieved
-from floatscope.tasks.sample import Passage, Sample
+from floatscope.tasks.index import ENGINE, SEGMENT, Added, Hit, Index, passage_id
 
 MIRA = ("m", "Mira", "Mira lives in Velmora, a town by the sea.")
 TOVE = ("t", "Tove Ås", "Tove was baking breads for the sailors.")
 OLAF = (None, "", "Olaf has neither a title nor an id; he is a painter.")
 WORDS = [f"{a}{b}{c}" for a in "kmpt" for b in "aeiou" for c in "lnrs"]
-REAL = Path(__file__).parents[2].parent / "shared/data/qa"
 
 
 def made(count: int) -> list[tuple[str, str, str]]:
@@ -412,7 +407,7 @@ def test_a_damaged_meta_is_named(index, folder, content):
         Index.open(folder)
 
 
-@pytest.mark.parametrize("part", module.SEGMENT)
+@pytest.mark.parametrize("part", SEGMENT)
 @pytest.mark.parametrize("how", ["missing", "cut short", "damaged"])
 def test_a_damaged_file_is_named(index, folder, part, how):
     index.check()
@@ -450,115 +445,6 @@ def test_removals_are_checked_too(unbroken, folder):
     next((folder / ENGINE).glob("*.del")).unlink()
     with pytest.raises(UserError, match=r"\.del is missing"):
         Index.open(folder)
-
-
-# Files ----------------------------------------------------------------------------------------------------------------
-
-OBJECTS = [
-    {"id": "m", "title": "Mira", "text": MIRA[2]},
-    {"text": OLAF[2]},
-    {"id": 7, "title": None, "text": "Sieben\u2028Berge", "url": "…"},
-]
-
-
-@pytest.mark.parametrize("listed", [True, False])
-@pytest.mark.parametrize(("name", "opener"), [("p.json", open), ("p.jsonl.gz", gzip.open), ("p.xz", lzma.open)])
-def test_files_are_read(folder, tmp_path, name, opener, listed):
-    lines = "\n\n".join(json.dumps(each, ensure_ascii=False) for each in OBJECTS)
-    with opener(tmp_path / name, "wt", encoding="utf-8-sig") as file:
-        file.write("\n" + json.dumps(OBJECTS, indent=1) if listed else lines)
-    index, heard = Index.create(folder), []
-    assert index.add_file(tmp_path / name, batch=2, told=lambda counts, read: heard.append(read)) == Added(added=3)
-    assert heard == sorted(heard)
-    assert heard[-1] == 1.0
-    assert index.get("7") == Hit("7", "", "Sieben\u2028Berge", 0.0)
-    assert index.get(passage_id("", OLAF[2])).text == OLAF[2]
-    assert index.add_file(tmp_path / name) == Added(unchanged=3)
-    (file,) = Index.open(folder).stat().files
-    assert (file["name"], file["passages"], file["bytes"]) == (name, 3, (tmp_path / name).stat().st_size)
-
-
-def test_ids_do_not_depend_on_the_file_or_the_machine():
-    assert passage_id("Mira", "Mira lives in Velmora.") == "afa3af6bab3baa17cfc4"
-    assert passage_id("a", "bc") != passage_id("ab", "c")
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ('{"text": "x"}\n{', "line 2: it is no JSON (Expecting property name"),
-        ('{"text": "x"}\n3', 'line 2: a passage is a JSON object with a "text", and this is a int'),
-        ('[{"text": "x"}, "y"]', 'passage 2: a passage is a JSON object with a "text", and this is a str'),
-        ("[1", "it is no JSON (Expecting ',' delimiter"),
-        ("[" * 100_000, "it is nested too deeply"),
-        ('{"id": "a"}', 'line 1: "text" must be a text, and not an empty one'),
-        ('{"text": " "}', 'line 1: "text" must be a text, and not an empty one'),
-        ('{"text": 7}', 'line 1: "text" must be a text'),
-        ('{"text": "x", "id": [1]}', 'line 1: "id" must be a text'),
-        ('{"text": "x", "id": true}', 'line 1: "id" must be a text'),
-        ('{"text": "x", "title": 1}', 'line 1: "title" must be a text'),
-        ('{"text": "\\ud800"}', "line 1: it holds half a character (a lone surrogate)"),
-        ("\n\n", 'holds no passages: give JSON objects with a "text", one on each line'),
-        ("[]", 'holds no passages: give JSON objects with a "text", one on each line'),
-        (b"\xff\xfe", "is no UTF-8 text (invalid start byte)"),
-    ],
-)
-def test_what_cannot_be_read_is_refused_by_its_place(folder, tmp_path, content, said):
-    (tmp_path / "p.jsonl").write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(UserError) as refused:
-        Index.create(folder).add_file(tmp_path / "p.jsonl")
-    assert str(refused.value).startswith(str(tmp_path / "p.jsonl"))
-    assert said in str(refused.value)
-
-
-def test_a_damaged_or_absent_file_is_named(index, tmp_path):
-    (tmp_path / "p.gz").write_bytes(gzip.compress(os.urandom(1000).hex().encode())[:500])
-    with pytest.raises(UserError, match=r"p.gz is damaged \(.*\); fetch it again"):
-        index.add_file(tmp_path / "p.gz")
-    for path, why in ((tmp_path / "none", "No such file or directory"), (tmp_path, "Is a directory")):
-        with pytest.raises(UserError, match=f"cannot read {path}: {why}"):
-            index.add_file(path)
-
-
-# Samples --------------------------------------------------------------------------------------------------------------
-
-
-def test_samples_get_the_passages_found_for_them(asked):
-    gold = Passage("mira", MIRA[2], gold=True, evidence=((14, 21),))
-    other = Passage("Nina", "Nina is in no index.", gold=True)
-    titled = Passage("", OLAF[2], gold=True)
-    samples = [
-        Sample("a", "Where does Mira live?", ("Velmora",), (gold, other), {"kind": "x"}),
-        Sample("b", "Is Olaf a painter, as Tove is?", ("yes",), (titled,)),
-        Sample("c", "😀", ()),
-    ]
-    found, recall = retrieved(asked, samples, 2)
-    assert recall == pytest.approx(2 / 3)
-    assert [(each.id, each.question, each.answers, each.meta) for each in found] == [
-        (each.id, each.question, each.answers, each.meta) for each in samples
-    ]
-    assert found[0].passages == (Passage("Mira", MIRA[2], True, ((14, 21),)),)
-    assert {(each.title, each.gold) for each in found[1].passages} == {("", True), ("Tove Ås", False)}
-    assert found[2].passages == ()
-    assert retrieved(asked, samples[2:])[1] is None
-
-
-@pytest.mark.skipif(not REAL.exists(), reason="the shared data are not here")
-def test_real_passages_are_found_by_real_questions(folder, tmp_path):
-    """The collection has few of the passages these questions need; their own passages are added to it."""
-    index = Index.create(folder)
-    assert index.add_file(REAL / "2wikimultihopqa_passages.json.gz") == Added(added=6119)
-    assert index.add_file(REAL / "2wikimultihopqa_passages.json.gz") == Added(unchanged=6119)
-    samples = []
-    for asked in json.loads(gzip.decompress((REAL / "2wiki_500.json.gz").read_bytes()))[:200]:
-        wanted = {title for title, _ in asked["supporting_facts"]}
-        own = tuple(Passage(title, " ".join(told), title in wanted) for title, told in asked["context"])
-        samples.append(Sample(asked["_id"], asked["question"], (asked["answer"],), own))
-    counts = index.add((None, own.title, own.text) for sample in samples for own in sample.passages)
-    assert counts.passages == 2000
-    assert index.stat().passages == 6119 + counts.added
-    at5, at10 = (retrieved(index, samples, k)[1] for k in (5, 10))
-    assert 0.6 < at5 < at10
 
 
 def test_copies_are_indexes(index, folder, tmp_path):
