@@ -85,13 +85,14 @@ def test_removing_is_all_or_nothing(folder):
 
 def test_stat_tells_what_is_there(folder, file):
     done = ask("stat", folder, "--check")
-    first, made, added = done.stdout.splitlines()
+    first, digest, made, added = done.stdout.splitlines()
     assert first.startswith(f"{folder}: 3 passages, ")
     assert first.endswith(", every file whole")
-    assert made.startswith("format 1, made by floatscope ")
+    assert digest == f"digest {Index.open(folder).stat().digest}"
+    assert made.startswith("format 2, made by floatscope ")
     assert added.startswith("p.jsonl: 3 passages, added 20")
     told = json.loads(ask("stat", folder, "--json").stdout)
-    assert (told["passages"], told["format"]) == (3, 1)
+    assert (told["passages"], told["format"]) == (3, 2)
     assert [(each["name"], each["passages"], each["bytes"]) for each in told["files"]] == [
         ("p.jsonl", 3, file.stat().st_size)
     ]
@@ -139,6 +140,31 @@ def test_an_interrupt_says_what_is_kept(tmp_path, file, monkeypatch):
     assert done.exit_code == 130
     said = f"2 passages are in {tmp_path / 'wiki'}, 2 of them new, and the same command adds the others"
     assert done.stderr == f"floatscope: interrupted; {said}\n"
+
+
+def test_an_evaluation_knows_the_index_it_was_made_with(folder, tmp_path):
+    data = tmp_path / "q.jsonl"
+    asked = {"question": "Where does Mira live?", "answers": ["Velmora"]}
+    data.write_text(json.dumps(asked | {"passages": [{"title": "Mira", "text": LINES[0]["text"], "gold": True}]}))
+    words = ["eval", "twin:mdm", "--data", data, "--out", tmp_path / "e", "--new-tokens", 4, "--device", "cpu"]
+
+    def evaluate():
+        return CliRunner(env={"COLUMNS": "400"}).invoke(app, [*map(str, words), "--retrieve", str(folder), "-k", "1"])
+
+    done = evaluate()
+    assert done.exit_code == 0, done.output
+    assert "1.000 of the gold passages are among the 1 retrieved" in done.output
+    settings = json.loads((tmp_path / "e/run.json").read_text())["settings"]
+    told = {"index": "wiki", "index_passages": 3, "index_sha256": Index.open(folder).stat().digest, "retrieved": 1}
+    assert {name: settings[name] for name in told} == told
+    assert evaluate().exit_code == 0
+    Index.open(folder).add([("n", "", "Nina is not asked for.")])  # what is retrieved stays the same
+    done = evaluate()
+    assert done.exit_code == 2
+    assert "cannot be resumed with other settings: index_passages: 3 in the folder, 4 now" in done.stderr
+    assert "index_sha256" in done.stderr
+    Index.open(folder).remove(["n"])
+    assert evaluate().exit_code == 0
 
 
 def test_searching_waits_for_no_torch(folder):

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from floatscope.errors import UserError
@@ -198,6 +198,64 @@ def test_a_reader_keeps_what_it_opened(index, folder):
     assert reader.search("Mira")[0].id == "m"
     assert reader.add([("n", "", "Nina")]) == Added(added=1)  # who writes sees all
     assert reader.search("Mira") == []
+
+
+# Contents -------------------------------------------------------------------------------------------------------------
+
+
+def digest(index: Index) -> str:
+    assert index.stat().passages == len(index)
+    return index.stat().digest
+
+
+def test_the_digest_is_of_the_passages_and_not_of_their_history(index, folder, tmp_path):
+    full = digest(index)
+    assert digest(Index.open(folder)) == full
+    other = Index.create(tmp_path / "other")
+    for passage in (OLAF, ("x", "", "Gone again."), ("t", "Tove", "Tove rests."), TOVE, MIRA):
+        other.add([passage])
+    assert digest(other) != full
+    assert other.remove(["x"]) == 1
+    assert digest(other) == full
+    other.add([TOVE, MIRA])
+    assert digest(other) == full
+
+
+def test_any_change_changes_the_digest(folder):
+    contents = [
+        [],
+        [("a", "b", "c")],
+        [("a", "bc", "c")],
+        [("ab", "", "c")],
+        [("a", "", "bc")],
+        [("a", "b", "c"), ("d", "b", "c")],
+        [("a", "b", "c"), ("e", "b", "c")],
+    ]
+    seen = set()
+    for number, passages in enumerate(contents):
+        index = Index.create(folder / str(number))
+        index.add(passages)
+        seen.add(digest(index))
+    assert len(seen) == len(contents)
+
+
+@given(order=st.permutations(range(6)), batch=st.integers(1, 6), gone=st.sets(st.integers(0, 5)))
+@settings(max_examples=20)
+def test_no_order_of_adding_and_removing_changes_the_digest(order, batch, gone, tmp_path_factory):
+    passages, first, second = made(6), *(Index.create(tmp_path_factory.mktemp("d") / "i") for _ in range(2))
+    first.add([passages[i] for i in order], batch=batch)
+    first.remove([f"id-{i}" for i in gone])
+    second.add([passage for i, passage in enumerate(passages) if i not in gone])
+    assert digest(first) == digest(second)
+
+
+def test_a_killed_and_completed_add_has_the_digest_of_an_unbroken_one(folder, unbroken):
+    index = Index.create(folder)
+    with pytest.raises(UserError):
+        index.add([*made(2000)[:700], ("bad", "", "")], batch=300)
+    assert len(index) == 600
+    index.add(made(2000))
+    assert digest(index) == digest(unbroken)
 
 
 # Order ----------------------------------------------------------------------------------------------------------------
@@ -387,20 +445,22 @@ def test_an_index_is_not_created_twice(index, folder):
         Index.create(folder)
 
 
-def test_a_newer_format_is_refused(index, folder):
+@pytest.mark.parametrize(
+    ("format", "age", "remedy"), [(3, "a newer", "update floatscope, or make"), (1, "an older", "make")]
+)
+def test_another_format_is_refused(index, folder, format, age, remedy):
     meta = json.loads((folder / "meta.json").read_text())
-    (folder / "meta.json").write_text(json.dumps({"format": 2}))
+    (folder / "meta.json").write_text(json.dumps({"format": format}))
     with pytest.raises(UserError) as refused:
         Index.open(folder)
     assert str(refused.value) == (
-        f"{folder} was written by a newer floatscope (index format 2, and this one has 1): "
-        f"update floatscope, or make the index anew"
+        f"{folder} was written by {age} floatscope (index format {format}, and this one has 2): {remedy} the index anew"
     )
     (folder / "meta.json").write_text(json.dumps(meta))
     assert Index.open(folder).search("Mira")
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 1}', '{"format": "1"}', '{"format": 0, "files": []}'])
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"format": 2}', '{"format": "2"}'])
 def test_a_damaged_meta_is_named(index, folder, content):
     (folder / "meta.json").write_text(content)
     with pytest.raises(UserError, match=r"meta.json is damaged, or not floatscope's"):

@@ -59,11 +59,11 @@ def evaluate(
     from floatscope.tasks.read import about, read_file
 
     read = read_file(data, limit, format=format, skip_bad=skip_bad)
-    samples, recall = (read.samples, None) if retrieve is None else _retrieved(retrieve, read.samples, k)
+    samples, recall, index = (read.samples, None, {}) if retrieve is None else _retrieved(retrieve, read.samples, k)
     console = Console(stderr=as_json, highlight=False, soft_wrap=True)
     opened = o.opened(model, console.is_terminal, device=device, dtype=dtype, mask_id=mask_id, shift=shift,
                       revision=revision, trust_remote_code=trust_remote_code)  # fmt: skip
-    source = about(data, limit) | ({} if retrieve is None else {"index": retrieve.name, "retrieved": k})
+    source = about(data, limit) | index
     evaluation = evaluation_of(
         opened, samples, out, passages=_passages(passages), shots=shots, prompt=prompt, chat=chat, batch=batch,
         trace=trace, preset=preset, source=source, sampler=sampler, new_tokens=new_tokens, steps=steps, block=block,
@@ -165,7 +165,12 @@ def _passages(given: str) -> int | str:
     raise UserError(f"--passages takes a number, gold or all, got '{given}'")
 
 
-def _retrieved(folder: Path, samples: list[Any], k: int) -> tuple[list[Any], float | None]:
+def _retrieved(folder: Path, samples: list[Any], k: int) -> tuple[list[Any], float | None, dict[str, Any]]:
+    """The samples with other passages, the recall, and what the run says of the index."""
     from floatscope.tasks.index import Index, retrieved
 
-    return retrieved(Index.open(folder), samples, k)
+    index = Index.open(folder)
+    given, recall = retrieved(index, samples, k)
+    held = index.stat()
+    about = {"index": folder.name, "index_passages": held.passages, "index_sha256": held.digest, "retrieved": k}
+    return given, recall, about

@@ -45,17 +45,17 @@ def add(
     given = [PassageFile(file) for file in files]
     opened, counts = Index.create(folder, exist_ok=True), Added()
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    before = opened.stat().passages
+    before = len(opened)
     try:
         counts = _added(console, opened, given)
     except KeyboardInterrupt as error:
-        kept = Index.open(folder).stat().passages
+        kept = len(Index.open(folder))
         said = f"{kept} passages are in {folder}, {kept - before} of them new, and the same command adds the others"
         typer.echo(f"floatscope: interrupted; {said}", err=True)
         raise typer.Exit(130) from error
     if names := list(dict.fromkeys(name for file in given for name in file.passed_over)):
         _note(console, f"only id, title and text are kept of a passage, and not {', '.join(map(repr, names[:5]))}")
-    held = opened.stat().passages
+    held = len(opened)
     if as_json:
         typer.echo(json.dumps({"index": str(folder), **asdict(counts), "passages": held}, indent=1))
         return
@@ -99,7 +99,7 @@ def remove(
         more = f" (nor {len(absent) - 1} others)" if len(absent) > 1 else ""
         raise UserError(f"{folder} holds no passage '{_shown(absent[0])}'{more}; nothing was removed")
     removed = opened.remove(ids)
-    typer.echo(f"{folder}: {removed} removed; {opened.stat().passages} passages")
+    typer.echo(f"{folder}: {removed} removed; {len(opened)} passages")
 
 
 @index.command(epilog='Example: floatscope index search wiki "Where does Mira live?" -k 3')
@@ -149,6 +149,7 @@ def stat(
         typer.echo(json.dumps(told.as_json, indent=1))
         return
     typer.echo(f"{folder}: {told.passages} passages, {format_size(told.bytes)}{', every file whole' if check else ''}")
+    typer.echo(f"digest {told.digest}")
     typer.echo(f"format {told.format}, made by floatscope {told.floatscope} with tantivy {told.tantivy}")
     for file in told.files:
         typer.echo(f"{_shown(file['name'])}: {file['passages']} passages, added {file['when']}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,12 +27,13 @@ class Hit:
 
 
 def schema() -> tantivy.Schema:
-    """Format 1. `key` is drawn from the id, and orders passages of equal score."""
+    """Format 2. `key` is drawn from the id, and orders passages of equal score; `content` is drawn from all three."""
     builder = tantivy.SchemaBuilder()
     builder.add_text_field("id", stored=True, tokenizer_name="raw", index_option="basic")
     builder.add_text_field("title", stored=True, tokenizer_name="english", index_option="freq")
     builder.add_text_field("text", stored=True, tokenizer_name="english", index_option="freq")
     builder.add_unsigned_field("key", fast=True)
+    builder.add_unsigned_field("content", fast=True)
     return builder.build()
 
 
@@ -47,8 +49,20 @@ def analyzer(stop: bool = False) -> tantivy.TextAnalyzer:
 
 def document(id: str, title: str, text: str) -> tantivy.Document:
     made = tantivy.Document(id=id, title=title, text=text)
-    made.add_unsigned("key", int.from_bytes(hashlib.sha256(id.encode()).digest()[:8]))
+    made.add_unsigned("key", _drawn(id))
+    made.add_unsigned("content", _drawn(json.dumps([id, title, text])))
     return made
+
+
+def _drawn(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8])
+
+
+def digest(searcher: tantivy.Searcher) -> str:
+    """The same for the same passages, however they came to be there."""
+    every = searcher.search(tantivy.Query.all_query(), max(1, searcher.num_docs), count=False).hits
+    contents = searcher.fast_field_values("content", [address for _, address in every])
+    return hashlib.sha256(b"".join(sorted(int(content or 0).to_bytes(8) for content in contents))).hexdigest()
 
 
 def best(searcher: tantivy.Searcher, query: tantivy.Query, k: int) -> list[tuple[float, tantivy.DocAddress]]:

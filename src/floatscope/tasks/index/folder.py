@@ -14,7 +14,7 @@ from typing import Any
 from floatscope.errors import UserError
 from floatscope.tasks.index.passages import unreadable
 
-FORMAT = 1
+FORMAT = 2
 META, LOCK, ENGINE = "meta.json", "index.lock", "tantivy"
 
 
@@ -28,10 +28,11 @@ def read_meta(path: Path) -> dict[str, Any]:
     except ValueError:
         meta = None
     theirs = meta.get("format") if isinstance(meta, dict) else None
-    if isinstance(theirs, int) and theirs > FORMAT:
+    if isinstance(theirs, int) and theirs != FORMAT:
+        age, remedy = ("a newer", "update floatscope, or ") if theirs > FORMAT else ("an older", "")
         raise UserError(
-            f"{path} was written by a newer floatscope (index format {theirs}, and this one has {FORMAT}): "
-            f"update floatscope, or make the index anew"
+            f"{path} was written by {age} floatscope (index format {theirs}, and this one has {FORMAT}): "
+            f"{remedy}make the index anew"
         )
     if not isinstance(meta, dict) or theirs != FORMAT or not {"floatscope", "tantivy", "files"} <= meta.keys():
         raise UserError(f"{path / META} is damaged, or not floatscope's; restore it from a copy, or make it anew")

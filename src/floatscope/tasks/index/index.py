@@ -14,7 +14,7 @@ import tantivy
 from floatscope import __version__
 from floatscope.errors import UserError
 from floatscope.tasks.index.damage import damage, damaged
-from floatscope.tasks.index.engine import Hit, analyzer, best, document, guarded, hit, schema, whole
+from floatscope.tasks.index.engine import Hit, analyzer, best, digest, document, guarded, hit, schema, whole
 from floatscope.tasks.index.folder import ENGINE, FORMAT, META, check_place, locked, now, read_meta, size, write_meta
 from floatscope.tasks.index.passages import LONGEST_ID, Entry, PassageFile, checked
 
@@ -41,6 +41,7 @@ class Added:
 class Stat:
     path: str
     passages: int
+    digest: str  # of the passages, whatever their order and history
     bytes: int
     format: int
     floatscope: str  # the version that made it
@@ -225,12 +226,16 @@ class Index:
         clauses = [term(fields, name, word, "freq") for word in words for name in ("title", "text")]
         return tantivy.Query.boolean_query([(tantivy.Occur.Should, clause) for clause in clauses])
 
+    def __len__(self) -> int:
+        with guarded(self.path, "read"):
+            return int(self._index.searcher().num_docs)
+
     def stat(self) -> Stat:
         meta = read_meta(self.path)
         with guarded(self.path, "read"):
-            passages = self._index.searcher().num_docs
-        bytes, files = size(self.path), tuple(meta["files"])
-        return Stat(str(self.path), passages, bytes, meta["format"], meta["floatscope"], meta["tantivy"], files)
+            contents = digest(self._index.searcher())
+        made = meta["format"], meta["floatscope"], meta["tantivy"]
+        return Stat(str(self.path), len(self), contents, size(self.path), *made, tuple(meta["files"]))
 
     def check(self) -> None:
         """Read every byte of the index; one `UserError` names all files that are missing or damaged."""
