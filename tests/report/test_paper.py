@@ -15,6 +15,7 @@ import floatscope as fs
 from floatscope.analysis.asked import asked, gold_place
 from floatscope.analysis.flow import flow
 from floatscope.analysis.look import Look
+from floatscope.analysis.measure import Measured
 from floatscope.analysis.qk import key_z
 from floatscope.capture.fields import KEY_STATS
 from floatscope.cli.main import app
@@ -225,7 +226,11 @@ def test_scores_are_those_of_the_prediction_and_nothing_where_nothing_is_known()
 
 def test_scores_are_beside_the_published_ones(report):
     ours, theirs = section(report, "scores").charts
-    assert [row[:3] for row in ours.rows] == [["twin:arm", "5", 3], ["twin:mdm", "5", 3]]
+    assert [row[:3] for row in ours.rows] == [
+        ["twin:arm", "5", 3],
+        ["twin:mdm", "5", 3],
+        ["twin:mdm, untrained", "5", 3],
+    ]
     assert theirs.rows[-1] == ["LLaDA", "22.52", "48.20", "+25.68"]
     assert "That takes runs of one model with passages and without." in section(report, "scores").shows
 
@@ -235,7 +240,7 @@ def test_scores_are_beside_the_published_ones(report):
     [(("a", "b", "c"), "+66.7 [+0.0, +100.0]"), (("d", "e", "f"), "+66.7")],  # without shared questions no interval
 )
 def test_what_passages_add_is_told_where_a_model_has_both(built, asked_with, gain):
-    mdm = built[1][1]
+    mdm = replace(built[1][1], controls=[])
     closed = answered(replace(mdm, label="closed"), ("a", "b", "c"), passages=0.0)
     given = answered(mdm, asked_with, acc=[100.0, 100.0, 0.0])
     shown = scores([given, closed])
@@ -244,6 +249,28 @@ def test_what_passages_add_is_told_where_a_model_has_both(built, asked_with, gai
     assert [row[:3] for row in gains.rows] == [["twin:mdm", "5", name] for name in ("acc", "F1", "mean of both")]
     assert gains.rows[0][-1] == gain
     assert "That takes" not in shown.shows
+
+
+def test_scores_stand_beside_those_of_the_control(built):
+    def seed(*acc: float) -> Measured:
+        table = {"sample": ["a", "b"], "passages": passages, "gold": None, "acc": acc, "f1": 0.0, "both": 0.0}
+        return Measured({"asked": pd.DataFrame(table)}, {})
+
+    runs = []
+    for passages, right in ((5.0, (100.0, 100.0)), (0.0, (100.0, 0.0))):
+        run = replace(built[1][1], label=f"with {passages:.0f}", controls=[seed(0.0, 0.0), seed(0.0, passages)])
+        runs.append(answered(run, ("a", "b"), passages=passages, acc=list(right)))
+    ours, gains, _ = scores(runs).charts
+    names = [f"with {n}{control}" for n in (5, 0) for control in ("", ", untrained")]
+    assert [row[:4] for row in ours.rows] == [
+        [names[0], "5", 2, "100.0 [100.0, 100.0]"],
+        [names[1], "5", 2, "1.2 [0.0, 5.0]"],
+        [names[2], "closed book", 2, "50.0 [0.0, 100.0]"],
+        [names[3], "closed book", 2, "0.0 [0.0, 0.0]"],
+    ]
+    of_acc = {row[0]: row[-1] for row in gains.rows if row[2] == "acc"}
+    assert of_acc["twin:mdm"].startswith("+50.0 [")
+    assert of_acc["twin:mdm, untrained"].startswith("+1.2 [")
 
 
 def test_the_rule_of_the_paper_is_named_where_it_is_used(by_their_rule, report):
@@ -300,11 +327,11 @@ def test_figures_are_named_after_their_sections(report, tmp_path):
     few = [replace(each, charts=each.charts[:1]) for each in report.sections]
     names = [path.name for path in write_figures(replace(report, sections=few), tmp_path, ["svg"])]
     assert names == [
-        "temporal-drift-1-twin-arm-layer-0-reading-5-0.svg",
-        "absorption-1-attention-on-the-first-key.svg",
-        "qk-decomposition-1-twin-arm-layer-0-step-0.svg",
-        "retrieval-heads-1-twin-arm-tokens-of-the-evidence-copied.svg",
-        "region-flow-1-twin-arm-gold-first-2-samples.svg",
+        "temporal-drift-01-twin-arm-layer-0-reading-5-0.svg",
+        "absorption-01-attention-on-the-first-key.svg",
+        "qk-decomposition-01-twin-arm-layer-0-step-0.svg",
+        "retrieval-heads-01-twin-arm-tokens-of-the-evidence-copied.svg",
+        "region-flow-01-twin-arm-gold-first-2-samples.svg",
     ]
 
 

@@ -86,7 +86,7 @@ def linked(report: Report, tables: Path, page: Path) -> Report:
 
 
 def write_figures(report: Report, folder: Path, formats: Sequence[str]) -> list[Path]:
-    """Every chart as a figure, named after its section and its place in it."""
+    """Every chart as a figure, named after its section and its place in it, so that names sort as charts do."""
     written = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ def write_figures(report: Report, folder: Path, formats: Sequence[str]) -> list[
             drawn = [chart for chart in section.charts if not isinstance(chart, Table)]
             for number, chart in enumerate(drawn, 1):
                 for ending in formats:
-                    path = folder / f"{section.id}-{number}-{_slug(chart.title.partition(chr(10))[0])}.{ending}"
+                    path = folder / f"{section.id}-{number:02}-{_slug(chart.title.partition(chr(10))[0])}.{ending}"
                     draw(chart, path, report.labels)
                     written.append(path)
     except OSError as error:
