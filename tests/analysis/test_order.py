@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import replace
+from inspect import unwrap
 from itertools import combinations, pairwise
 from statistics import fmean
 
@@ -117,10 +118,10 @@ def test_ar_ness_by_hand():
     assert table["global"].tolist() == [4 / 6, 5 / 6, 5 / 6, 1]  # masks to the left: 3 0 0 0 1 0
 
 
-@pytest.mark.parametrize("ks", [(0,), (1, -1)])
-def test_ar_ness_at_nothing(ks):
-    with pytest.raises(UserError, match=f"at k of 1 or more, got {min(ks)}"):
-        arness(filled([0, 1]), ks)
+@pytest.mark.parametrize(("ks", "got"), [((0,), "0"), ((1, -1), "-1"), ([1.5], "1.5"), (["2"], "'2'")])
+def test_ar_ness_at_nothing(ks, got):
+    with pytest.raises(UserError, match=f"k of AR-ness must be a whole number of at least 1, got {got}"):
+        unwrap(arness)(filled([0, 1]), ks)  # the tests' own checks of types come first
 
 
 # Trivial tokens

@@ -101,11 +101,51 @@ def test_a_number_is_the_models_its_controls_and_their_difference(built, runs):
 
 
 def test_the_summary_names_each_model_with_its_control(built):
-    said = " ".join(built[0].summary)
+    said = " ".join(built[0].summary[:4])  # the sink; whether it moves; a verdict for each
     for name in ("twin:arm", "twin:mdm"):
         assert said.count(f"in {name} (") == 3  # the sink, within, across
         assert f"the top key of {name} moves" in said
     assert said.count("untrained") == 6
+
+
+NEWER = {
+    "**Which heads read the evidence?**": ("retrieval", "active", {}),
+    "**What flows into the answer?**": ("flow", "ratio", {"region": "answer", "key_region": "question"}),
+    "**Angle or norm?**": ("attribution", "angle", {}),
+    "**From left to right?**": ("order", "kendall", {}),
+}
+
+
+@pytest.mark.parametrize("question", NEWER)
+def test_the_summary_tells_what_is_surely_apart_from_the_control(built, question):
+    report, compared = built
+    table, value, where = NEWER[question]
+    sure = [run for run in compared if run.beyond(table, value, where).sure]
+    said = [sentence for sentence in report.summary if sentence.startswith(question)]
+    assert len(said) == bool(sure)
+    percent = value in ("active", "angle")
+    for run in sure:
+        number = run.number(table, value, where)
+        own, control = (
+            f"{100 * each.mean:.0f} %" if percent else f"{each.mean:.2f}".replace("-", "−")
+            for each in (number.own, number.control)
+        )
+        assert f"**{own}** in {run.label} (untrained {control})" in said[0]
+    for run in compared:
+        assert (run in sure) == any(f" in {run.label} (" in sentence.split(";")[0] for sentence in said)
+
+
+def test_runs_without_influence_are_named_beside_one_that_has_it(runs, tmp_path):
+    model = fs.load("twin:mdm", device="cpu")
+    moved = traced(model, tmp_path / "moved", watch=fs.Watch(influence=True), controls=(0,))
+    report, compared = build([*runs.values(), moved], explore=0)
+    shown = section(report, "influence")
+    assert shown.shows.endswith("Not shown for twin:arm and twin:mdm (mdm): traced without --influence.")
+    assert {series.model for chart in shown.charts for series in chart.series} == {"twin:mdm (moved)"}
+    assert (compared[2].beyond("influence", "received").sure) == any(
+        sentence.startswith("**Does attention move what is written?**") for sentence in report.summary
+    )
+    assert "Not shown" not in section(build([moved], explore=0)[0], "influence").shows
 
 
 def test_a_map_shows_the_lift_of_its_trace(built, runs):

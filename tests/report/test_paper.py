@@ -19,6 +19,7 @@ from floatscope.analysis.measure import Measured
 from floatscope.analysis.qk import key_z
 from floatscope.capture.fields import KEY_STATS
 from floatscope.cli.main import app
+from floatscope.errors import UserError
 from floatscope.report.build import build, write_figures
 from floatscope.report.charts import Lines, Map, Table
 from floatscope.report.compared import Compared
@@ -129,6 +130,13 @@ def test_keys_that_are_all_alike_have_no_z_score(runs):
     trace = fs.open_run(runs["mdm"]).trace("reading-5-0")
     flat = np.ones_like(trace.arrays["key_stats"])
     assert np.isnan(key_z(Look(replace(trace, arrays={**trace.arrays, "key_stats": flat})), 0)).all()
+
+
+@pytest.mark.parametrize("step", [-1, NEW, 99])
+def test_a_step_that_is_not_there_has_no_z_score(runs, step):
+    look = Look(fs.open_run(runs["mdm"]).trace("reading-5-0"))
+    with pytest.raises(UserError, match=f"'reading-5-0' has steps 0 to {NEW - 1}, got step {step}"):
+        key_z(look, step)
 
 
 def test_maps_of_heads_share_a_scale_for_each_score(report):

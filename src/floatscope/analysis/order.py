@@ -13,6 +13,7 @@ without masks wrote. Logits may be shifted: a commit is where its token stands, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from numbers import Integral
 
 import numpy as np
 import pandas as pd
@@ -114,8 +115,8 @@ def arness(look: Look, ks: Sequence[int] = KS) -> pd.DataFrame:
     The commits of one step are taken one by one from the left, each filling its mask before the next: a step that fills
     the leftmost masks at once is as autoregressive as several that do.
     """
-    if any(k < 1 for k in ks):
-        raise UserError(f"AR-ness is at k of 1 or more, got {min(ks)}")
+    if wrong := [k for k in ks if not isinstance(k, Integral) or k < 1]:
+        raise UserError(f"k of AR-ness must be a whole number of at least 1, got {wrong[0]!r}")
     step, position, _ = _filled(look)
     path = position[np.lexsort((position, step))]
     n = len(path)

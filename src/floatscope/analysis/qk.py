@@ -85,7 +85,10 @@ def norms(look: Look) -> pd.DataFrame:
 
 def key_z(look: Look, step: int) -> Float[np.ndarray, "layer quantity key"]:
     """Mean over heads of σ q·k, of the cosine and of |q||k|, as z-scores over the eligible keys of a layer."""
-    stats = kept(look.trace, "key_stats")[step].astype(np.float64)[:, [KEY_STATS.index(name) for name in COMPARED]]
+    every = kept(look.trace, "key_stats")
+    if not 0 <= step < len(every):
+        raise UserError(f"'{look.sample}' has steps 0 to {len(every) - 1}, got step {step}")
+    stats = every[step].astype(np.float64)[:, [KEY_STATS.index(name) for name in COMPARED]]
     eligible = np.isfinite(look.lift[step])[:, None] & np.isfinite(stats)
     n = np.maximum(1, eligible.sum(-1, keepdims=True))
     away = np.where(eligible, stats - np.where(eligible, stats, 0).sum(-1, keepdims=True) / n, np.nan)

@@ -13,11 +13,11 @@ from floatscope.report.sections.parts import Cells, having, lines, section
 
 def depth(runs: Sequence[Compared], detector: Detector) -> Section:
     charts: list[Chart] = [
-        lines(runs, name.capitalize(), "attention over the even share", "structure", "ratio", {"set": name}, 1.0)
+        lines(runs, f"Attention on {name}", "over the even share", "structure", "ratio", {"set": name}, 1.0)
         for name in ("structure", "content")
     ]
     rows: list[Cells] = [[run.label, _crossed(run)] for run in having(runs, "structure")]
-    charts.append(Table(["model", "content is ahead"], rows))
+    charts.append(Table(["model", "content is ahead"], rows, "Where content is ahead of structure"))
     return section(
         "depth",
         "Structure or content, by depth",
@@ -44,7 +44,7 @@ def reading(runs: Sequence[Compared], detector: Detector) -> Section:
     charts: list[Chart] = [
         lines(
             [run for run in runs if _has_region(run, name)],
-            name.capitalize(),
+            f"Deciding rows on {name}",
             "attention over the even share",
             "answer_rows",
             "ratio",

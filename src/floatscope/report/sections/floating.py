@@ -25,7 +25,7 @@ def floating(runs: Sequence[Compared], detector: Detector) -> Section:
     fronts: list[Category] = [(name, "drift", name, {}) for name in FRONTIERS]
     charts: list[Chart] = [
         dots(runs, "Floating index", "share of steps", index),
-        lines(runs, "Within a text, by layer", "share of steps away from the usual key", "floating", "within"),
+        lines(runs, "Floating within a text, by layer", "share of steps away from the usual key", "floating", "within"),
         dots(runs, "Lives of anchors", "runs per sample and layer", lives),
         lines(runs, "Do anchors stay?", "Jaccard of the anchors of two steps in a row", "drift", "jaccard_next"),
         dots(runs, "Does the top key follow the frontier?", "correlation over steps", fronts, reference=0.0),

@@ -11,6 +11,9 @@ from floatscope.report.charts import Chart, Map, Section
 from floatscope.report.compared import Category, Compared
 from floatscope.report.sections.parts import dots, having, lines, region_order, section
 
+UNIFORM = "over that of uniform attention"
+DISTANCE = "largest distance of two regions"
+
 
 def flow(runs: Sequence[Compared], detector: Detector) -> Section:
     those = having(runs, "flow")
@@ -20,19 +23,11 @@ def flow(runs: Sequence[Compared], detector: Detector) -> Section:
     reached: list[Category] = [(name, "importance", "token_ratio", {"key_region": name}) for name in names]
     pooled: list[Category] = [(name, "importance", "pooled_ratio", {"key_region": name}) for name in names]
     charts: list[Chart] = [*maps_of_regions(those)]
-    charts += [
-        dots(
-            runs,
-            "What reaches the last layer, token by token",
-            "over that of uniform attention",
-            reached,
-            1.0,
-            "uniform",
-        ),
-        dots(runs, "What reaches it, region by region", "over that of uniform attention", pooled, 1.0, "uniform"),
-        lines(runs, "Does a rollout still know its row?", "largest distance of two regions", "rank_one", "token"),
-        lines(runs, "The same, pooled first", "largest distance of two regions", "rank_one", "pooled"),
-    ]
+    for pooling, categories, value in (("token by token", reached, "token"), ("region by region", pooled, "pooled")):
+        charts += [
+            dots(runs, f"What reaches the last layer, {pooling}", UNIFORM, categories, 1.0, "uniform"),
+            lines(runs, f"Does a rollout {pooling} know its row?", DISTANCE, "rank_one", value),
+        ]
     return section(
         "flow",
         "From region to region",

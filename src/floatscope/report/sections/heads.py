@@ -94,7 +94,7 @@ def activity(runs: Sequence[Compared], detector: Detector) -> Section:
         lines(runs, "Spread of a head's rows", "row entropy (1 = uniform)", "activity", "entropy"),
     ]
     charts += [
-        lines(runs, f"Masked rows on {name}", "over the even share", "directed", "ratio", {"set": name}, 1.0)
+        lines(runs, f"Masked rows look at: {name}", "over the even share", "directed", "ratio", {"set": name}, 1.0)
         for name in SETS
     ]
     rows: list[Cells] = []
@@ -102,7 +102,7 @@ def activity(runs: Sequence[Compared], detector: Detector) -> Section:
         control = [dormant(table) for table in run.control_tables("activity")]
         beside = share(sum(control) / len(control)) if control else ""
         rows.append([run.label, share(dormant(run.table("activity"))), beside])
-    charts.append(Table(["model", "dormant heads", "untrained"], rows, "Share of all heads"))
+    charts.append(Table(["model", "dormant heads", "untrained"], rows, "Dormant heads, share of all"))
     return section(
         "heads",
         "Heads that work, heads that wait",

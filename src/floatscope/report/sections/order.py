@@ -17,7 +17,7 @@ def order(runs: Sequence[Compared], detector: Detector) -> Section:
     those = having(runs, "commits")
     charts: list[Chart] = [map_of_filling(run) for run in those]
     charts += [
-        dots(runs, "From the left, from the ends", "0 = neither", TIMES, 0.0, "neither"),
+        dots(runs, "Filled from the left, from the ends", "0 = neither", TIMES, 0.0, "neither"),
         lines(runs, "Local AR-ness", "share of commits", "arness", "local", along="k", x_label="k before it, in a row"),
         lines(
             runs, "Global AR-ness", "share of commits", "arness", "global", along="k", x_label="among the k first masks"
@@ -27,7 +27,8 @@ def order(runs: Sequence[Compared], detector: Detector) -> Section:
         [run.label, *(cell(run.number("order", value)) for value in ("tokens_per_step", "trivial", "trivial_first"))]
         for run in having(runs, "order")
     ]
-    charts.append(Table(["model", "tokens per step", "trivial tokens", "among the first quarter"], numbers))
+    tokens = ["model", "tokens per step", "trivial tokens", "among the first quarter"]
+    charts.append(Table(tokens, numbers, "What a step writes"))
     rows: list[Cells] = []
     for run in (run for run in having(runs, "coupling") if run.table("coupling")["hit_chance"].notna().any()):
         for lag, when in ((0, "its own step"), (1, "the step after")):

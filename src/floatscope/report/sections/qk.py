@@ -11,24 +11,27 @@ from floatscope.report.compared import Compared
 from floatscope.report.sections.parts import Cells, cell, having, lines, section, share
 
 EVEN = "over the even share"
+APART = "standard deviations of the other keys"
+LOST = "share of the advantage lost without it"
 MEDIAN = "over the median of the other keys"
 LIKE: dict[str, Any] = {"reference": 1.0, "reference_label": "as the others", "log": True}
 
 
 def qk(runs: Sequence[Compared], detector: Detector) -> Section:
     charts: list[Chart] = [
-        lines(runs, "Advantage in the score", "qk of anchors less that of other keys", "qk", "qk"),
-        lines(runs, "Advantage in the score, relative", "standard deviations of the other keys", "qk", "qk_z"),
-        lines(runs, "Advantage in the angle", "standard deviations of the other keys", "qk", "cos_z"),
-        lines(runs, "Advantage in the norm", "standard deviations of the other keys", "qk", "norm_z"),
-        lines(runs, "What the angle accounts for", "share of the advantage lost without it", "attribution", "angle"),
-        lines(runs, "What the norm accounts for", "share of the advantage lost without it", "attribution", "norm"),
+        lines(runs, "Advantage of anchors in the score", "qk of anchors less that of other keys", "qk", "qk"),
+        lines(runs, "Advantage of anchors in the score, relative", APART, "qk", "qk_z"),
+        lines(runs, "Advantage of anchors in the angle", APART, "qk", "cos_z"),
+        lines(runs, "Advantage of anchors in the norm", APART, "qk", "norm_z"),
+        lines(runs, "What the angle of anchors accounts for", LOST, "attribution", "angle"),
+        lines(runs, "What the norm of anchors accounts for", LOST, "attribution", "norm"),
     ]
     rows: list[Cells] = []
     for run in having(runs, "attribution"):
         shares = [cell(run.number("attribution", name)) for name in ("angle", "norm")]
         rows.append([run.label, share((run.table("qk")["anchors"] > 0).mean()), cell(run.number("qk", "qk")), *shares])
-    charts.append(Table(["model", "heads with anchors", "advantage in qk", "angle", "norm"], rows, "Mean over layers"))
+    columns = ["model", "heads with anchors", "advantage in qk", "angle", "norm"]
+    charts.append(Table(columns, rows, "Advantage of anchors, mean over layers"))
     return section(
         "qk",
         "What makes an anchor: angle or norm?",
@@ -50,14 +53,16 @@ def carried(runs: Sequence[Compared], detector: Detector) -> Section:
     charts: list[Chart] = []
     for name, what in (("first", "the first key"), ("anchors", "anchors")):
         where = {"set": name}
-        for value, called in (("key_norm", "|k|"), ("value_norm", "|v|"), ("residual", "The stream's norm")):
+        for value, called in (("key_norm", "|k|"), ("value_norm", "|v|"), ("residual", "The residual stream's norm")):
             charts.append(lines(runs, f"{called} of {what}", MEDIAN, "norms", value, where, **LIKE))
     charts += [
         lines(runs, "Attention on the first key", "percent", "absorption", "percent", {"set": "first"}),
-        lines(runs, "What moves by it", "percent of what the attention moves", "absorption", "moved", {"set": "first"}),
+        lines(
+            runs, "What moves by the first key", "percent of all that moves", "absorption", "moved", {"set": "first"}
+        ),
     ]
     charts += [
-        lines(runs, f"{name.capitalize()}, by what moves", EVEN, "structure", "moved_ratio", {"set": name}, 1.0)
+        lines(runs, f"What moves by {name}", EVEN, "structure", "moved_ratio", {"set": name}, 1.0)
         for name in ("structure", "content")
     ]
     return section(

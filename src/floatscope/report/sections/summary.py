@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from floatscope.report.compared import Compared
 from floatscope.report.sections.parts import having, listed
@@ -21,6 +22,7 @@ def summary(runs: Sequence[Compared]) -> list[str]:
             f" {within}. Over all texts it is away from the layer's usual position in {across}."
         )
         sentences += [sentence for run in those if (sentence := _verdict(run))]
+    sentences += [sentence for ask in (_heads, _flow, _qk, _order, _influence) if (sentence := ask(runs))]
     if bare := [run.label for run in runs if not run.controls and not run.unfinished]:
         sentences.append(
             f"There is no untrained control beside {listed(bare)}: what architecture alone would show cannot be told"
@@ -56,3 +58,54 @@ def _verdict(run: Compared) -> str | None:
         return f"Within a text the top key of {run.label} moves no more and no less than its control's."
     more = "more" if apart.mean > 0 else "less"
     return f"Within a text the top key of {run.label} moves {more} than its control's: {apart.said(2, sign=True)}."
+
+
+def _heads(runs: Sequence[Compared]) -> str:
+    share = _clear(runs, "retrieval", "active", percent=True)
+    return share and f"**Which heads read the evidence?** The share of heads that copy from it in a text is {share}."
+
+
+def _flow(runs: Sequence[Compared]) -> str:
+    ratio = _clear(runs, "flow", "ratio", {"region": "answer", "key_region": "question"})
+    return ratio and (
+        "**What flows into the answer?** What its rows give the question, over what uniform attention would give it, is"
+        f" {ratio}."
+    )
+
+
+def _qk(runs: Sequence[Compared]) -> str:
+    angle, norm = (_clear(runs, "attribution", name, percent=True) for name in ("angle", "norm"))
+    turned = angle and f"turned to where other keys point, {angle}"
+    cut = norm and f"cut to the length of others, {norm}"
+    lost = "; ".join(part for part in (turned, cut) if part)
+    return lost and f"**Angle or norm?** What anchors lose of their advantage in the score is, {lost}."
+
+
+def _order(runs: Sequence[Compared]) -> str:
+    tau = _clear(runs, "order", "kendall")
+    return tau and f"**From left to right?** Kendall's τ of the order of filling, 1 from left to right, is {tau}."
+
+
+def _influence(runs: Sequence[Compared]) -> str:
+    ranks = _clear(runs, "influence", "received")
+    return ranks and (
+        "**Does attention move what is written?** The rank correlation of a key's influence with the attention of the"
+        f" deciding rows is {ranks}."
+    )
+
+
+def _clear(
+    runs: Sequence[Compared], table: str, value: str, where: Mapping[str, Any] | None = None, percent: bool = False
+) -> str:
+    """The number of each run that is surely apart from its control's, beside it; nothing where none is."""
+    found = []
+    for run in having(runs, table):
+        apart, number = run.beyond(table, value, where), run.number(table, value, where)
+        if apart is not None and apart.sure and number.control is not None:
+            own, control = (_said(each.mean, percent) for each in (number.own, number.control))
+            found.append(f"**{own}** in {run.label} (untrained {control})")
+    return listed(found) if found else ""
+
+
+def _said(mean: float, percent: bool) -> str:
+    return (f"{100 * mean:.0f} %" if percent else f"{mean:.2f}").replace("-", "−")
