@@ -44,7 +44,7 @@ def reading(runs: Sequence[Compared], detector: Detector) -> Section:
     charts: list[Chart] = [
         lines(
             [run for run in runs if _has_region(run, name)],
-            f"Deciding rows on {name}",
+            f"Deciding rows look at: {name}",
             "attention over the even share",
             "answer_rows",
             "ratio",

@@ -23,11 +23,12 @@ def flow(runs: Sequence[Compared], detector: Detector) -> Section:
     reached: list[Category] = [(name, "importance", "token_ratio", {"key_region": name}) for name in names]
     pooled: list[Category] = [(name, "importance", "pooled_ratio", {"key_region": name}) for name in names]
     charts: list[Chart] = [*maps_of_regions(those)]
-    for pooling, categories, value in (("token by token", reached, "token"), ("region by region", pooled, "pooled")):
-        charts += [
-            dots(runs, f"What reaches the last layer, {pooling}", UNIFORM, categories, 1.0, "uniform"),
-            lines(runs, f"Does a rollout {pooling} know its row?", DISTANCE, "rank_one", value),
-        ]
+    charts += [
+        dots(runs, "What reaches the last layer, token by token", UNIFORM, reached, 1.0, "uniform"),
+        dots(runs, "What reaches the last layer, region by region", UNIFORM, pooled, 1.0, "uniform"),
+        lines(runs, "Does a rollout still know its row, token by token?", DISTANCE, "rank_one", "token"),
+        lines(runs, "Does a rollout still know its row, region by region?", DISTANCE, "rank_one", "pooled"),
+    ]
     return section(
         "flow",
         "From region to region",

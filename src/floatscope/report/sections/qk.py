@@ -14,6 +14,7 @@ EVEN = "over the even share"
 APART = "standard deviations of the other keys"
 LOST = "share of the advantage lost without it"
 MEDIAN = "over the median of the other keys"
+NORMS = {"key_norm": "|k| of", "value_norm": "|v| of", "residual": "Norm of the residual stream at"}
 LIKE: dict[str, Any] = {"reference": 1.0, "reference_label": "as the others", "log": True}
 
 
@@ -53,8 +54,8 @@ def carried(runs: Sequence[Compared], detector: Detector) -> Section:
     charts: list[Chart] = []
     for name, what in (("first", "the first key"), ("anchors", "anchors")):
         where = {"set": name}
-        for value, called in (("key_norm", "|k|"), ("value_norm", "|v|"), ("residual", "The residual stream's norm")):
-            charts.append(lines(runs, f"{called} of {what}", MEDIAN, "norms", value, where, **LIKE))
+        for value, called in NORMS.items():
+            charts.append(lines(runs, f"{called} {what}", MEDIAN, "norms", value, where, **LIKE))
     charts += [
         lines(runs, "Attention on the first key", "percent", "absorption", "percent", {"set": "first"}),
         lines(
