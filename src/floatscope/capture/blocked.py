@@ -38,8 +38,8 @@ class Block:
 
 def blocks(call: Attention, lse: Tensor | None) -> Iterator[Block]:
     """All of A, a block at a time, in fp32. The memory of `p` is reused: copy what should outlive the iteration."""
-    for at, _, total in _powers(call, lse):
-        at.p.div_(_or_one(total)[..., None])
+    for at, _, total, kept in _powers(call, lse):
+        at.p.mul_(_share(total, kept)[..., None])
         yield at
 
 
@@ -52,15 +52,18 @@ def receive(call: Attention, lse: Tensor | None, ask: Ask, carry: Tensor | None 
     wide = None if carry is None else F.pad(carry, (0, -carry.shape[-1] % TILE))  # 16 columns take half as long as 13
     carried = None if wide is None else weights.new_zeros(B, Q, wide.shape[-1])
     totals = weights.new_zeros(B, H, Q)
-    for at, x, total in _powers(call, lse):  # rows sum to `total`: what is added up is divided, not the block
+    keeps = None if call.changes is None or call.changes.sink is None else torch.ones_like(totals)
+    for at, x, total, kept in _powers(call, lse):  # rows sum to `total`: what is added up is divided, not the block
         b, p = at.batch.start, at.p[0]
         totals[b, at.heads, at.rows] = total
-        total = _or_one(total)
-        w = weights[b, None, :, at.rows] / total[:, None]  # [h, g, rows]
+        if keeps is not None and kept is not None:
+            keeps[b, at.heads, at.rows] = kept
+        share = _share(total, kept)
+        w = weights[b, None, :, at.rows] * share[:, None]  # [h, g, rows]
         received[b, at.heads, :, at.keys] += torch.bmm(w, p)
         if carried is not None and wide is not None:
             columns = p.flatten(0, 1) @ wide[b, at.keys]  # [h * rows, c]
-            carried[b, at.rows] += (columns.view(*total.shape, -1) / total[..., None]).sum(0)
+            carried[b, at.rows] += (columns.view(*total.shape, -1) * share[..., None]).sum(0)
         if mean_x is not None:
             mean_x[b, at.heads, at.rows] = x[0].mul_(p).sum(-1)
     if carried is not None and carry is not None:
@@ -68,7 +71,10 @@ def receive(call: Attention, lse: Tensor | None, ask: Ask, carry: Tensor | None 
     entropy = None
     if mean_x is not None and ask.entropy is not None:
         whole = _or_one(totals)
-        bits = (whole.log2() - mean_x / whole) * ask.entropy[:, None]
+        bits = whole.log2() - mean_x / whole
+        if keeps is not None:  # Σ k·p log(k·p)
+            bits = keeps * bits - torch.xlogy(keeps, keeps) * LOG2E
+        bits = bits * ask.entropy[:, None]
         entropy = (
             bits.sum(-1, dtype=torch.float64) * LN2
         ).float()  # in float64 padding does not show in the last digit
@@ -88,30 +94,41 @@ def rows(call: Attention, sample: Tensor, row: Tensor) -> Float[Tensor, "chosen 
         q = q.unflatten(0, (KV, call.repeats)).flatten(1, 2)  # [kv, rep * n, d]
         parts = [q[i : i + n_kv] @ call.key[b, i : i + n_kv].float().transpose(-1, -2) for i in range(0, KV, n_kv)]
         x = torch.cat(parts).unflatten(1, (call.repeats, -1)).flatten(0, 1)  # [h, n, key]
-        for n, i in enumerate(row[sample == b].tolist()) if not see.plain else ():
+        changes, chosen, seens = call.changes, row.to(out.device)[at], []
+        if changes is not None:
+            changes.add_biases(x, chosen, keys, chosen + see.offset, b=b)
+        for n, i in enumerate(chosen.tolist()) if not see.plain else ():
             one = slice(i, i + 1)
             if (bias := see.bias(one, keys)) is not None:
                 x[:, n] += _of(bias, b)[0, :, 0]
             if (seen := see.allowed(one, keys, x.device)) is not None:
-                x[:, n] = x[:, n].masked_fill(~_of(seen, b)[0, :, 0], HIDDEN)
+                seens.append(_of(seen, b)[0])
+                x[:, n] = x[:, n].masked_fill(~seens[-1][:, 0], HIDDEN)
         p = torch.softmax(x, -1)
-        if not see.plain:
+        if not see.plain or changes is not None:
             p = p.masked_fill(x < HIDDEN / 2, 0.0)  # a row that sees nothing is all zeros
+        if changes is not None:
+            changes.move_mass(p, chosen, keys, torch.cat(seens, 1) if seens else None, b=b)
+            if (kept := changes.kept(x.logsumexp(-1))) is not None:
+                p *= kept[..., None]
         out[at] = p.transpose(0, 1)
     return out
 
 
-def _powers(call: Attention, lse: Tensor | None) -> Iterator[tuple[Block, Tensor, Tensor]]:
-    """Blocks of 2^x, with x and the sum of each row: 1 but for the rounding of `lse`, which the caller divides out."""
+def _powers(call: Attention, lse: Tensor | None) -> Iterator[tuple[Block, Tensor, Tensor, Tensor | None]]:
+    """Blocks of 2^x, with x and the sum of each row: 1 but for the rounding of `lse`, which the caller divides out; and
+    what a virtual sink leaves of each row, if there is one."""
     for batch, rows, keys, one in call.samples():
         if one.visible.queries and one.visible.keys:
             part = None if lse is None else lse[batch, :, rows]
             yield from _unpadded(one, part, batch.start, rows.start, keys.start)
 
 
-def _unpadded(call: Attention, lse: Tensor | None, b0: int, q0: int, k0: int) -> Iterator[tuple[Block, Tensor, Tensor]]:
+def _unpadded(
+    call: Attention, lse: Tensor | None, b0: int, q0: int, k0: int
+) -> Iterator[tuple[Block, Tensor, Tensor, Tensor | None]]:
     """The same for a call without padding, whose slices stand at b0, q0 and k0 of the whole."""
-    see, rep = call.visible, call.repeats
+    see, rep, changes = call.visible, call.repeats, call.changes
     B, _, Q, _ = call.query.shape
     KV = call.key.shape[1]
     n_rows, n_kv = _block_size(call)
@@ -137,15 +154,29 @@ def _unpadded(call: Attention, lse: Tensor | None, b0: int, q0: int, k0: int) ->
                     n, m, k = len(q), q.shape[1], keys.stop - keys.start
                     x = torch.bmm(q, key[b, group, :, keys], out=scores[: n * m * k].view(n, m, k))
                     x = x.view(1, n * rep, -1, k)  # [1, h, rows, k]
+                    if changes is not None:
+                        at = torch.arange(rows.start, rows.stop, device=x.device)
+                        changes.add_biases(x[0], at, keys, at + see.offset, LOG2E, heads, b)
                     if not see.plain:
                         _mask(call, x, b, heads, rows, keys)
+                    top = x.amax(-1, keepdim=True).clamp_min(HIDDEN / 2) if lse is None else x.new_zeros(1, 1, 1, 1)
                     if lse is None:
-                        x -= x.amax(-1, keepdim=True).clamp_min(HIDDEN / 2)
+                        x -= top
                     p = torch.exp2(x, out=powers[: n * m * k].view(x.shape))
                     total = p[0].sum(-1)  # [h, rows]
+                    kept = None
+                    if changes is not None and changes.sink is not None:
+                        row = (top[0, ..., 0] + total.log2()) * LN2 if lse is None else lse[b, heads, rows]
+                        kept = changes.kept(row, heads)
+                    if changes is not None and changes.moves:
+                        seen = see.allowed(rows, keys, x.device)
+                        if seen is not None:
+                            seen = _of(seen, b)[0, heads if see.per_head else slice(None)]
+                        changes.move_mass(p[0], at, keys, seen, heads, b)
+                        x = torch.where(p > 0, p, 1.0).log2()
                     here = slice(b0 + b, b0 + b + 1)
                     whole = see.offset - q0 + k0
-                    yield Block(here, heads, _shift(rows, q0), _shift(keys, k0), p, whole), x, total
+                    yield Block(here, heads, _shift(rows, q0), _shift(keys, k0), p, whole), x, total, kept
 
 
 def _block_size(call: Attention) -> tuple[int, int]:
@@ -166,6 +197,11 @@ def _mask(call: Attention, x: Tensor, b: int, heads: slice, rows: slice, keys: s
         x += _of(bias, b)[:, per_head] * LOG2E
     if (seen := see.allowed(rows, keys, x.device)) is not None:
         x.masked_fill_(~_of(seen, b)[:, per_head], HIDDEN)
+
+
+def _share(total: Tensor, kept: Tensor | None) -> Tensor:
+    """What a power is to be multiplied with to be a probability."""
+    return 1 / _or_one(total) if kept is None else kept / _or_one(total)
 
 
 def _or_one(total: Tensor) -> Tensor:

@@ -23,6 +23,8 @@ from torch import Tensor
 
 from floatscope.capture.ask import TILE, Ask, Received
 from floatscope.capture.attention import Attention
+from floatscope.capture.changes import Changes
+from floatscope.capture.visibility import HIDDEN
 from floatscope.errors import UserError
 
 try:
@@ -46,6 +48,8 @@ def unserved(call: Attention) -> str | None:
         return f"the tensors are on {call.query.device.type}"
     if see.kind not in ("full", "causal"):
         return f"{see.kind} masks go to the blocked backend"
+    if call.changes is not None and call.changes.rows_differ and not _one_bias(call.changes):
+        return "moved mass, virtual sinks and several biases go to the blocked backend"
     if D not in (16, 32, 64, 128, 256):
         return f"head dimension {D} is not a power of two between 16 and 256"
     if see.valid is not None and not all(whole for _, _, whole in see._spans):
@@ -57,12 +61,12 @@ if triton is not None:
 
     @triton.jit
     def _receive(
-        Q, K, LSE, W, E, E_WEIGHT, E_TOTAL, Y, SPAN, R, ENT, OUT,
+        Q, K, LSE, W, E, E_WEIGHT, E_TOTAL, Y, SPAN, BIAS, CHOSEN, R, ENT, OUT,
         sqb, sqh, sqt, skb, skh, skt, n_q, n_k, offset, scale, H, n_y, y0,
         REP: tl.constexpr, D: tl.constexpr, G: tl.constexpr,
         BM: tl.constexpr, BN: tl.constexpr,
         CAUSAL: tl.constexpr, PADDED: tl.constexpr, EVEN: tl.constexpr, ENTROPY: tl.constexpr, CARRY: tl.constexpr,
-        BULK: tl.constexpr, HALF: tl.constexpr, SHIFT: tl.constexpr, FIXED: tl.constexpr,
+        BULK: tl.constexpr, HALF: tl.constexpr, SHIFT: tl.constexpr, FIXED: tl.constexpr, BIASED: tl.constexpr,
     ):  # fmt: skip
         tile, bh = tl.program_id(0), tl.program_id(1)
         b, h = bh // H, bh % H
@@ -78,6 +82,8 @@ if triton is not None:
             k = tl.load(kp)
         else:
             k = tl.load(kp, mask=inside[:, None], other=0.0)
+        if BIASED:
+            bias = tl.load(BIAS + bh * n_k + j, mask=inside, other=0.0)
         acc = tl.zeros((BN, G), tl.float32)
         ent = tl.zeros((BN,), tl.float32)
         if CARRY:
@@ -105,6 +111,10 @@ if triton is not None:
             else:
                 s = tl.dot(k, q, input_precision="ieee")
             x = s * scale - (lse * 1.4426950408889634 - SHIFT)[None, :]
+            if BIASED:  # a row's own key is not hidden from it
+                chosen = tl.load(CHOSEN + b * n_q + i, mask=i < n_q, other=0.0)
+                own = ((i + offset)[None, :] == j[:, None]) & (bias < -1e29)[:, None]
+                x += tl.where(own, 0.0, chosen[None, :] * bias[:, None])
             if CAUSAL:
                 if i0 + offset < tile * BN + BN:
                     x = tl.where((i + offset)[None, :] >= j[:, None], x, -1e30)
@@ -198,16 +208,31 @@ def _pass(
         target = out = torch.zeros(B, n_q, TILE, device=device, dtype=torch.int32)
         if bulk:
             target = TensorDescriptor.from_tensor(out.view(-1, TILE), [size["BM"], TILE])
+    bias, chosen = _bias_of(call)
     even = see.valid is None and n_q % size["BM"] == 0 and n_k % size["BN"] == 0
     _receive[(n_tiles, B * H)](
-        q, k, lse.contiguous(), w, e, e_weight, e_total, y, None if see.valid is None else see.spans(device), R, shares,
-        target, *q.stride()[:3], *k.stride()[:3], n_q, n_k, see.offset, call.scaling * LOG2E, H,
+        q, k, lse.contiguous(), w, e, e_weight, e_total, y, None if see.valid is None else see.spans(device),
+        bias, chosen, R, shares, target, *q.stride()[:3], *k.stride()[:3], n_q, n_k, see.offset, call.scaling * LOG2E, H,
         0 if y is None else y.shape[-1], y0,
         REP=call.repeats, D=D, G=TILE, CAUSAL=see.kind == "causal", PADDED=see.valid is not None, EVEN=even,
         ENTROPY=e is not None, CARRY=y is not None, BULK=bulk, HALF=half, SHIFT=SHIFT if half else 0, FIXED=FIXED,
-        **size,
+        BIASED=bias is not None, **size,
     )  # fmt: skip
     return R, shares, out
+
+
+def _one_bias(changes: Changes) -> bool:
+    return len(changes.biases) == 1 and not changes.moves and changes.sink is None
+
+
+def _bias_of(call: Attention) -> tuple[Tensor | None, Tensor | None]:
+    """The bias of every head and key in base 2, and 1 for the rows that have it; None without one."""
+    if call.changes is None or not call.changes.biases:
+        return None, None
+    B, H, n_q, _ = call.query.shape
+    bias = call.changes.biases[0]
+    chosen = torch.ones(B, n_q, device=bias.keys.device) if bias.queries is None else bias.queries.float().contiguous()
+    return (bias.keys.float() * LOG2E).clamp_min(HIDDEN).expand(-1, H, -1).contiguous(), chosen
 
 
 @cache

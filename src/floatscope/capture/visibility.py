@@ -255,6 +255,50 @@ class Visibility:
             out = out * self.valid.to(x.device)[..., None]
         return out[:, None]
 
+    def sees(self, keys: Int[Tensor, "batch head rank"]) -> Bool[Tensor, "batch head query rank"]:
+        """Whether each row sees a few keys of each head."""
+        B, H, n = keys.shape
+        if self.kind in ("rule", "mask"):
+            out = torch.empty(B, H, self.queries, n, dtype=torch.bool, device=keys.device)
+            for rows in self._row_blocks():
+                seen = self._allowed_or_ones(rows, keys.device)
+                seen = seen.expand(B, H, -1, -1)
+                out[:, :, rows] = seen.gather(-1, keys[:, :, None].expand(-1, -1, seen.shape[2], -1))
+            return out
+        lo, hi = (x[:, None, :, None] for x in self._key_interval(keys.device))
+        at = keys[:, :, None]
+        seen = (at >= lo) & (at < hi)
+        if self.valid is not None:
+            seen = seen & self.valid.to(keys.device)[:, None].expand(-1, H, -1).gather(-1, keys)[:, :, None]
+        return seen.expand(B, H, self.queries, n)
+
+    def sees_own(self, device: torch.device | str) -> Bool[Tensor, "b h query"] | None:
+        """Whether each row sees the key it stands on; None: all do."""
+        if self.kind not in ("rule", "mask"):
+            return None
+        parts = []
+        for rows in self._row_blocks():
+            seen = self._allowed_or_ones(rows, device)
+            at = torch.arange(rows.start, rows.stop, device=device) + self.offset
+            parts.append(seen[:, :, torch.arange(len(at), device=device), at])
+        return torch.cat(parts, -1)
+
+    def mean_seen(self, x: Float[Tensor, "batch head key dim"]) -> Float[Tensor, "batch head query dim"]:
+        """Mean of x over the keys each row sees; zeros for one that sees none."""
+        B, H, _, D = x.shape
+        count = self.seen_keys(x.device).clamp_min(1)[..., None]  # [b, h, query, 1]
+        x = x.float()
+        if self.valid is not None:
+            x = x * self.valid.to(x.device)[:, None, :, None]
+        if self.kind == "full":
+            return x.sum(2, keepdim=True).expand(-1, -1, self.queries, -1) / count
+        if self.kind in ("rule", "mask"):
+            blocks = [self._allowed_or_ones(rows, x.device).float() @ x for rows in self._row_blocks()]
+            return torch.cat(blocks, 2) / count
+        total = torch.nn.functional.pad(x.double().cumsum(2), (0, 0, 1, 0))
+        ends = [i[:, None, :, None].expand(B, H, -1, D) for i in self._key_interval(x.device)]
+        return ((total.gather(2, ends[1]) - total.gather(2, ends[0])) / count).float()
+
     def uniform(self, weights: Float[Tensor, "b query group"]) -> Float[Tensor, "b2 group key"]:
         """What uniform attention under this mask would give: u[g, j] = Σ_i weights[i, g] · 1[i sees j] / n_i."""
         n = self.seen_keys(weights.device)  # [b, h, query]

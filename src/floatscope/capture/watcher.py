@@ -215,7 +215,8 @@ class Watcher:
         if self.rows:
             first = self._first_row - (see.keys - see.queries)
             q, visible = call.query[:, :, max(0, first) :].clone(), see.rows_from(max(0, first))
-            self._held.append(replace(call, query=q, value=call.key, visible=visible))
+            changes = None if call.changes is None else call.changes.rows_from(max(0, first))
+            self._held.append(replace(call, query=q, value=call.key, visible=visible, changes=changes))
         self._extra.append(extra)
         self.layers.append(layer.name)
         self.layer_visibility.append(at)
