@@ -22,6 +22,7 @@ ROOMS = (
     "doctor",
     "evaluating",
     "models",
+    "posing",
     "prompts",
     "report",
     "spelling",

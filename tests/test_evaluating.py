@@ -15,7 +15,8 @@ import pytest
 
 import floatscope as fs
 from floatscope.errors import UserError
-from floatscope.evaluating import PREDICTIONS, choose, evaluate, open_evaluation, read_predictions
+from floatscope.evaluating import PREDICTIONS, evaluate, open_evaluation, read_predictions
+from floatscope.posing import choose
 from floatscope.tasks.prompt import prompt_of
 from floatscope.tasks.sample import Passage, Sample
 from floatscope.tasks.score import acc, em, f1
@@ -106,6 +107,19 @@ def test_what_is_too_long_loses_whole_passages_and_it_is_said(mdm, tmp_path):
         evaluate(tiny, read("reading-5")[:1], tmp_path / "none", **HOW)
 
 
+def test_without_a_tokenizer_nothing_can_be_asked(mdm, tmp_path):
+    with pytest.raises(UserError, match="has no tokenizer, so it cannot be asked in words"):
+        evaluate(replace(mdm, text=None), read("reading-5")[:2], tmp_path / "e", **HOW)
+
+
+def test_shots_are_drawn_from_those_that_have_an_answer(mdm, tmp_path):
+    samples = [*(replace(sample, answers=()) for sample in read("unanswerable")[:3]), *read("reading-1")[:2]]
+    made = evaluate(mdm, samples, tmp_path / "one", shots=1, **HOW)
+    assert made.told == []  # nothing was too long
+    with pytest.raises(UserError, match="2 shots need as many other samples with an answer, and there are 1 beside"):
+        evaluate(mdm, samples, tmp_path / "two", shots=2, **HOW)
+
+
 def test_attention_is_that_of_the_deciding_rows(mdm, tmp_path):
     """Against the trace of the same decoding: rows up to the end of the answer, mean over layers and heads."""
     samples = read("reading-5")[:2]
@@ -134,6 +148,18 @@ def test_extra_masks_stay_and_filler_stands_behind(mdm, tmp_path):
         assert told[-1].acc == pytest.approx(plain[-1].acc, abs=0.7)
         for line in read_predictions(tmp_path / name):
             assert "." * 3 not in line["prediction"]
+
+
+@pytest.mark.parametrize("extra", [1, 6, 8])
+def test_there_are_as_many_extra_masks_as_were_asked_for(extra, mdm, tmp_path):
+    made = evaluate(mdm, read("reading-1")[:2], tmp_path / "e", extra_masks=extra, **HOW)
+    decoding = made._decode(made.items)
+    longest = max(len(item.ids) for item in made.items)
+    for step in decoding:
+        assert step.after.tokens.shape[1] == longest + 6 + extra
+        assert (step.after.masked[:, -extra:]).all()
+    assert len(decoding.steps) == 6
+    assert not decoding.steps[-1].after.masked[:, :-extra].any()
 
 
 def test_nothing_stands_behind_an_autoregressive_answer(arm, tmp_path):

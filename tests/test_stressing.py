@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -12,7 +13,10 @@ import floatscope as fs
 from floatscope.cli.main import app
 from floatscope.errors import UserError
 from floatscope.evaluating import open_evaluation
-from floatscope.stressing import curve, gap, stress
+from floatscope.report.page import write_page
+from floatscope.report.stressed import stressed
+from floatscope.stressing import curve, gap, read_stress, stress
+from floatscope.tasks.sample import Sample
 from floatscope.twins.heldout import read
 
 
@@ -38,6 +42,61 @@ def test_the_gold_passage_moves_and_nothing_else(arm, tmp_path):
     assert table.loc["gold-1", "gold_lift"] == pytest.approx(lift)
 
 
+def shortened(model, context):
+    return replace(model, spec=replace(model.spec, context=context))
+
+
+def test_who_is_too_long_at_one_point_is_in_none(arm, tmp_path):
+    samples = read("reading-5")[:6]
+    whole = stress(arm, samples, tmp_path / "whole", "position", new_tokens=6)
+    longest = {id: max(len(i.ids) for e in whole.evaluations for i in e.items if i.sample.id == id) for id in
+               (sample.id for sample in samples)}  # fmt: skip
+    room = sorted(longest.values())[2]
+    fit = {id for id, length in longest.items() if length <= room}
+    assert 0 < len(fit) < 6
+    made = stress(shortened(arm, room + 6), samples, tmp_path / "few", "position", new_tokens=6)
+    for own, other in zip(made.evaluations, whole.evaluations, strict=True):
+        assert own.told == []
+        asked = [(i.sample.id, i.prompt.text) for i in other.items if i.sample.id in fit]
+        assert [(i.sample.id, i.prompt.text) for i in own.items] == asked
+    sentence = f"{6 - len(fit)} of 6 samples are longer at some point than the {room + 6} tokens twin:arm was trained"
+    assert made.told == [f"{sentence} for, so they are in none"]
+    list(made)
+    assert read_stress(tmp_path / "few")["told"] == made.told
+    write_page(stressed([tmp_path / "few"]), tmp_path / "page.html")
+    assert sentence in (tmp_path / "page.html").read_text()
+    with pytest.raises(UserError, match=r"every sample is longer at some point than the 60 tokens .* fewer documents"):
+        stress(shortened(arm, 60), samples, tmp_path / "none", "position", new_tokens=6)
+
+
+def test_shots_of_those_that_are_left_fit(arm, tmp_path):
+    samples = read("reading-5")[:6]
+    made = stress(shortened(arm, 196), samples, tmp_path / "s", "shots", options={"counts": (0, 1)}, new_tokens=6)
+    assert made.told
+    names = {item.sample.id for evaluation in made.evaluations for item in evaluation.items}
+    for evaluation in made.evaluations:
+        assert evaluation.told == []
+        assert {item.sample.id for item in evaluation.items} == names
+
+
+def test_who_cannot_take_part_is_counted_and_told(arm, tmp_path):
+    samples = [*read("reading-5")[:2], Sample("bare", "Who?", ("Jon",))]
+    made = stress(arm, samples, tmp_path / "q", "query", options={"placements": "after"}, new_tokens=4)
+    sentence = "1 of 3 samples cannot take part in every point, so they are in none"
+    assert made.told == [sentence]
+    list(made)
+    assert stressed([tmp_path / "q"]).models[0].about == f"{sentence}."
+
+
+def test_masks_behind_the_answer_are_watched_too(tmp_path):
+    mdm = fs.load("twin:mdm", device="cpu")
+    options = {"counts": (0, 3)}
+    list(stress(mdm, read("reading-5")[:2], tmp_path / "m", "masks", options=options, new_tokens=4))
+    table = curve([tmp_path / "m"])
+    assert table["name"].tolist() == ["masks-0", "masks-3", "filler-0", "filler-3"]
+    assert table["gold_lift"].notna().all()
+
+
 def test_gaps_by_hand():
     rows = [("m", "s", value, acc) for value, acc in enumerate([0.9, 0.5, 0.7, 1.0])] + [("m", "s", None, 0.0)]
     table = pd.DataFrame(rows, columns=["model", "series", "value", "acc"])
@@ -58,6 +117,49 @@ def test_the_command_draws_models_together(tmp_path):
         [model, name] for model in ("twin:arm", "twin:mdm") for name in ("before", "after")
     ]
     assert (tmp_path / "out" / "report.html").stat().st_size > 10_000
+
+
+@pytest.fixture
+def few(tmp_path):
+    data = tmp_path / "few.jsonl"
+    bad = '{"answer": "Velmora"}\n'
+    data.write_text("".join(json.dumps(sample.as_json()) + "\n" for sample in read("reading-5")[:2]) + bad)
+    return data
+
+
+def ask(data, *words):
+    out = ["--data", str(data), "--out", str(data.parent / "out"), "--new-tokens", "4"]
+    return CliRunner().invoke(app, ["stress", *words, *out])
+
+
+def test_masks_are_refused_before_anybody_is_asked(few):
+    said = ask(few, "twin:mdm", "twin:arm", "--kind", "masks", "--skip-bad")
+    assert said.exit_code == 2
+    assert "twin:arm writes from left to right: nothing can stand behind its answer" in said.stderr
+    assert not (few.parent / "out").exists()
+
+
+def test_bad_lines_are_refused_or_left_out_and_told(few):
+    words = "twin:arm", "--kind", "query", "--set", "placements=after"
+    assert "line 3" in ask(few, *words).stderr
+    said = ask(few, *words, "--skip-bad")
+    assert said.exit_code == 0, said.output
+    assert "1 line that cannot be read; the first is line 3: " in said.output
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["twin:arm", "twin:arm", "--kind", "query"], "give each model once"),
+        (["twin:arm", "twin:none", "--kind", "query"], "unknown twin 'none'"),
+        (["twin:arm", "--kind", "query", "--shift"], "shift"),
+    ],
+)
+def test_models_that_cannot_be_asked_are_refused_first(few, words, sentence):
+    said = ask(few, *words, "--skip-bad")
+    assert said.exit_code == 2, said.output
+    assert sentence in said.stderr
+    assert not (few.parent / "out").exists()
 
 
 def test_mistakes_are_one_sentence(arm, tmp_path):

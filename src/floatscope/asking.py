@@ -16,6 +16,7 @@ from itertools import groupby
 from floatscope import prompts
 from floatscope.errors import UserError
 from floatscope.models import Model
+from floatscope.models.text import Text
 from floatscope.tasks.prompt import Prompt, bare, prompt_of, tokens_of
 from floatscope.tasks.sample import Sample
 from floatscope.threads import one_thread
@@ -45,21 +46,26 @@ def as_items(
     write: Callable[[Sample], Prompt] = prompt_of,
 ) -> list[Item]:
     """The samples as token ids, and where their regions are; refused by name if the model cannot take one."""
-    if model.text is None:
-        raise UserError(f"{model.spec.name} has no tokenizer, so it cannot be asked in words; see fs.decode")
-    template, items = prompts.uses_template(model, chat), []
+    text, template, items = text_of(model), prompts.uses_template(model, chat), []
     for number, given in enumerate(samples, 1):
         sample = Sample(f"prompt-{number}", given, ()) if isinstance(given, str) else given
         prompt = bare(given) if isinstance(given, str) else write(given)
         if not prompt.text.strip():
             raise UserError(f"sample '{sample.id}' is empty; give it some text")
-        located = model.text.locate(prompt.text, chat=template)
+        located = text.locate(prompt.text, chat=template)
         tokens = {} if located.covers is None else tokens_of(prompt, located.covers)
         if located.ids and located.ids[0] == model.spec.bos_id:
             tokens = {name: [i for i in at if i] for name, at in tokens.items()} | {"bos": [0]}
         items.append(Item(sample, prompt, located.ids, tokens))
         _check(model, items[-1], new_tokens)
     return items
+
+
+def text_of(model: Model) -> Text:
+    """The model's tokenizer; refused if it has none."""
+    if model.text is None:
+        raise UserError(f"{model.spec.name} has no tokenizer, so it cannot be asked in words; see fs.decode")
+    return model.text
 
 
 def regions_of(items: Sequence[Item], new: int, suffix: int) -> Regions:

@@ -36,6 +36,7 @@ def decode(
     preset: str | None = None,
     chat: bool | None = None,
     infill: bool = False,
+    behind: Sequence[int] = (),
     samples: Sequence[str] | None = None,
     regions: Regions | None = None,
     meta: Mapping[str, Any] | None = None,
@@ -45,6 +46,7 @@ def decode(
 
     A prompt is a text, a list of token ids, or a list of messages. Texts go through the chat template if the model has
     one (`chat=False`: never). `infill` fills the masks inside the prompts and appends none unless `new_tokens` says so.
+    `behind` are tokens that stand behind the new ones; masks among them are never filled.
     `samples` name the prompts in traces and key their randomness. Everything is checked here; decoding begins when the
     first step is asked for.
     """
@@ -68,14 +70,19 @@ def decode(
         settings["new_tokens"] = 0 if settings["new_tokens"] is None else settings["new_tokens"]
         chat = bool(chat)
     how = sampling(model.spec.family, preset, **settings)
+    if behind and (model.spec.family == "arm" or not how.new_tokens):
+        why = "writes from left to right" if model.spec.family == "arm" else "is asked for no new tokens"
+        raise UserError(f"{model.spec.name} {why}: nothing can stand behind its answer")
+    if wrong := [token for token in behind if not 0 <= token < model.vocabulary]:
+        raise UserError(f"token {wrong[0]} is not in {model.spec.name}'s vocabulary, 0 … {model.vocabulary - 1}")
     ids = asked.token_ids(model, prompts, chat)
-    asked.check(model, ids, how.new_tokens, infill)
+    asked.check(model, ids, how.new_tokens + len(behind), infill)
     if samples is not None and (isinstance(samples, str) or not all(isinstance(name, str) for name in samples)):
         raise UserError(f"samples are a list of names, one for each prompt, got {samples!r}")
     names = [str(i) for i in range(len(ids))] if samples is None else list(samples)
     if len(names) != len(ids) or len(set(names)) != len(names):
         raise UserError(f"{len(set(names))} different sample names for {len(ids)} prompts; give one for each")
-    suffix = model.text.suffix if model.text is not None else ()
+    suffix = (*behind, *(model.text.suffix if model.text is not None else ()))
     spec = model.spec
     canvas = canvas_of(ids, how.new_tokens, spec.mask_id, suffix=suffix, regions=regions, pad_id=spec.pad_id or 0)
     template = asked.uses_template(model, chat) and not all(_given_as_ids(p) for p in asked.several(prompts))

@@ -18,11 +18,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,24 +28,22 @@ import numpy as np
 import pandas as pd
 
 from floatscope import prompts
-from floatscope.asking import Item, as_items, batches, regions_of, threads_for
+from floatscope.asking import Item, batches, regions_of, text_of, threads_for
 from floatscope.capture.watcher import Watch
 from floatscope.decode import sampling
 from floatscope.decoding import Decoding, decode
 from floatscope.errors import UserError
 from floatscope.models import Model
-from floatscope.tasks.fit import fit
+from floatscope.posing import Ask, Passages, choose, posed
 from floatscope.tasks.sample import Sample
 from floatscope.tasks.score import abstains, acc, em, f1, is_unanswerable
-from floatscope.tasks.template import Template, template
+from floatscope.tasks.template import template
 from floatscope.trace import Run, Trace, create_run, open_run
 from floatscope.trace.record import write_record
 from floatscope.trace.run import check_run
 from floatscope.tracing import Tracing, trace_samples
 
 PREDICTIONS, TRACES = "predictions.jsonl", "traces"
-Passages = int | str
-"""How many of a sample's passages are shown, its gold ones always among them; `gold`: those alone; `all`."""
 
 
 @dataclass(frozen=True)
@@ -59,25 +55,6 @@ class Answered:
     acc: float  # so far
     seconds: float  # since this start
     left: float  # seconds the rest will take at this pace
-
-
-@dataclass(frozen=True)
-class Ask:
-    """How questions are asked, besides the sampling."""
-
-    template: Template
-    passages: Passages
-    shots: int
-    placement: str | None = None  # of the question among the passages
-    extra_masks: int = 0  # behind the answer; they are never filled
-    filler: str = ""  # a text behind the answer
-    attention: bool = False  # watch how much the rows that decide the answer give to gold and other passages
-
-    @property
-    def as_json(self) -> dict[str, Any]:
-        told = {"passages": self.passages, "shots": self.shots, "placement": self.placement}
-        told |= {"extra_masks": self.extra_masks, "filler": self.filler, "attention": self.attention}
-        return {"prompt": self.template.name, "prompt_sha256": self.template.sha256, **told}
 
 
 def evaluate(
@@ -110,15 +87,13 @@ def evaluate(
         raise UserError(f"shots, traces and extra masks are 0 or more, got {min(shots, trace, extra_masks)}")
     if (extra_masks or filler) and model.spec.family != "mdm":
         raise UserError(f"{model.spec.name} writes from left to right: nothing can stand behind its answer")
-    if shots >= len(samples):
-        raise UserError(f"{shots} shots need as many other samples, and the file has {len(samples)}")
     chosen = [choose(sample, passages) for sample in samples]
     settings = {name: value for name, value in settings.items() if value is not None}
     if model.spec.family == "arm" and settings.get("steps") == settings.get("new_tokens"):
         settings.pop("steps", None)  # a step per token is what it takes
     asked = Ask(template(prompt), passages, shots, placement, extra_masks, filler, attention)
     how = sampling(model.spec.family, preset, **settings)
-    items, told = _items(model, chosen, asked, chat, how.new_tokens + extra_masks, settings.get("seed", 0))
+    items, told = posed(model, chosen, asked, chat, how.new_tokens, settings.get("seed", 0))
     evaluation = Evaluation(
         model, Path(out), items, asked, chat, batch, trace, dict(source or {}), {"preset": preset, **settings}, told
     )
@@ -207,51 +182,25 @@ class Evaluation:
     def _answer(self, items: Sequence[Item]) -> list[dict[str, Any]]:
         with threads_for(self.model):
             decoding = self._decode(items)
-            said = self._said(decoding, items)
             looks: list[dict[str, float] | None] = [None] * len(items)
             if self.ask.attention:
                 told = zip(items, decoding.traces, decoding.generated, strict=True)
                 looks = [_attention(trace, len(item.ids) + max(1, len(new))) for item, trace, new in told]
-        return [_line(item, text, look) for item, text, look in zip(items, said, looks, strict=True)]
+        return [_line(item, text, look) for item, text, look in zip(items, decoding.texts, looks, strict=True)]
 
     def _decode(self, items: Sequence[Item]) -> Decoding:
         spec, new = self.model.spec, sampling(self.model.spec.family, **self.arguments).new_tokens
-        suffix = 0 if spec.family == "arm" or self.model.text is None else len(self.model.text.suffix)
-        names = [item.sample.id for item in items]
-        if self.ask.filler:
-            return self._beside_filler(items, names, new)
-        watch = Watch(fields=("row_regions",)) if self.ask.attention else None
-        arguments = dict(self.arguments)
-        if self.ask.extra_masks:  # the answer is the first block; the others are never reached
-            arguments |= {"block": new, "new_tokens": new * (1 + -(-self.ask.extra_masks // new)), "steps": None}
+        behind = self.ask.behind(self.model)
+        suffix = 0 if spec.family == "arm" else len(text_of(self.model).suffix)
         return decode(
             self.model,
             [item.ids for item in items],
-            watch=watch,
-            samples=names,
-            regions=regions_of(items, int(arguments.get("new_tokens", new)), suffix),
-            **arguments,
+            watch=Watch(fields=("row_regions",)) if self.ask.attention else None,
+            samples=[item.sample.id for item in items],
+            regions=regions_of(items, new, len(behind) + suffix),
+            behind=behind,
+            **self.arguments,
         )
-
-    def _beside_filler(self, items: Sequence[Item], names: list[str], new: int) -> Decoding:
-        assert self.model.text is not None
-        assert self.model.spec.mask_id is not None
-        behind = self.model.text.encode(self.ask.filler, chat=False)
-        ids = [[*item.ids, *[self.model.spec.mask_id] * new, *behind] for item in items]
-        return decode(self.model, ids, samples=names, infill=True, **{**self.arguments, "new_tokens": 0})
-
-    def _said(self, decoding: Decoding, items: Sequence[Item]) -> list[str]:
-        """What stands in the answer, up to its end; of extra masks none is filled."""
-        if not self.ask.extra_masks and not self.ask.filler:
-            return decoding.texts
-        assert self.model.text is not None
-        new, ends = sampling(self.model.spec.family, **self.arguments).new_tokens, set(self.model.spec.stop_ids)
-        last = list(islice(decoding, new))[-1].after  # the steps of the first block
-        said = []
-        for row, valid, item in zip(last.tokens, last.valid, items, strict=True):
-            written = row[valid].tolist()[len(item.ids) : len(item.ids) + new]
-            said.append(self.model.text.decode(written[: next((i for i, t in enumerate(written) if t in ends), new)]))
-        return said
 
 
 @dataclass(frozen=True)
@@ -283,19 +232,6 @@ def open_evaluation(path: str | Path) -> Results:
     return Results(Path(path), run, table)
 
 
-def choose(sample: Sample, passages: Passages) -> Sample:
-    """The sample with so many of its passages: its gold ones and the first of the others, in their order."""
-    if passages == "all":
-        return sample
-    if passages == "gold":
-        return replace(sample, passages=tuple(p for p in sample.passages if p.gold))
-    if not isinstance(passages, int) or passages < 0:
-        raise UserError(f"passages are a number, gold or all, got {passages!r}")
-    gold = [i for i, p in enumerate(sample.passages) if p.gold][:passages]
-    others = [i for i, p in enumerate(sample.passages) if not p.gold][: passages - len(gold)]
-    return replace(sample, passages=tuple(sample.passages[i] for i in sorted([*gold, *others])))
-
-
 def read_predictions(path: Path) -> list[dict[str, Any]]:
     """The lines that are whole; what a killed writer left half done is not read."""
     file = path / PREDICTIONS
@@ -306,41 +242,6 @@ def read_predictions(path: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in whole.splitlines()]
     except (OSError, ValueError) as error:
         raise UserError(f"{file} is damaged ({error}); delete it and evaluate again") from error
-
-
-def _items(
-    model: Model, samples: Sequence[Sample], asked: Ask, chat: bool | None, new: int, seed: int
-) -> tuple[list[Item], list[str]]:
-    """The questions as they will be asked, cut by whole passages where they are too long; and what was cut."""
-    by_name = {sample.id: _shots_of(sample, samples, asked.shots, seed) for sample in samples}
-    assert model.text is not None
-    used = prompts.uses_template(model, chat)
-
-    def write(sample: Sample, shots: Sequence[Sample]) -> Any:
-        return asked.template.prompt(sample, shots, asked.placement)
-
-    def length(sample: Sample, shots: Sequence[Sample]) -> int:
-        assert model.text is not None
-        return len(model.text.encode(write(sample, shots).text, chat=used))
-
-    kept, cut = list(samples), 0
-    behind = new + len(model.text.encode(asked.filler, chat=False) if asked.filler else ())
-    behind += len(model.text.suffix) if model.spec.family == "mdm" else 0
-    room = None if model.spec.context is None else model.spec.context - behind
-    if room is not None:
-        for at, sample in enumerate(samples):
-            fitted = fit(sample, by_name[sample.id], room, length)
-            kept[at], by_name[sample.id] = fitted.sample, list(fitted.shots)
-            cut += fitted.sample != sample or len(fitted.shots) < asked.shots
-    told = [f"{cut} of {len(samples)} prompts were longer than {room} tokens and lost passages or shots"] if cut else []
-    return as_items(model, kept, chat, new, lambda sample: write(sample, by_name[sample.id])), told
-
-
-def _shots_of(sample: Sample, samples: Sequence[Sample], count: int, seed: int) -> list[Sample]:
-    others = [other for other in samples if other.id != sample.id and other.answers]
-    drawn = random.Random(f"{seed} {sample.id}").sample(others, min(count, len(others)))
-    shown: Passages = "gold" if sample.passages else 0
-    return [choose(other, shown) for other in drawn]
 
 
 def _line(item: Item, said: str, look: dict[str, float] | None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 stressed = stress(model, samples, "runs/position/mdm", "position", new_tokens=8)
 for point, answered in stressed: print(point.name, answered.done, answered.acc)
 curve([Path("runs/position/mdm")])            # a row per model and point, with intervals
+stressed.told                                 # who is left out of all points, in sentences
 
 runs/position/mdm/gold-0/     an evaluation for each point
 """
@@ -11,18 +12,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from floatscope.analysis.estimate import difference, estimate
+from floatscope.decode import sampling
 from floatscope.errors import UserError
 from floatscope.evaluating import Answered, Evaluation, evaluate, open_evaluation
-from floatscope.models import Model
+from floatscope.models import Model, ModelSpec
+from floatscope.posing import Ask, too_long
 from floatscope.tasks.sample import Sample
 from floatscope.tasks.stress import Point, points
+from floatscope.tasks.template import template
 from floatscope.trace.atomic import write_atomic
 
 STRESS = "stress.json"
@@ -35,6 +39,7 @@ class Stressed:
     path: Path
     points: list[Point]
     evaluations: list[Evaluation]
+    told: list[str]  # who is left out, in sentences
 
     def __iter__(self) -> Iterator[tuple[Point, Answered]]:
         asked = (point for point in self.points if not point.same_as)
@@ -52,6 +57,15 @@ class Stressed:
         return sum(each.finished for each in self.evaluations)
 
 
+def check_kind(kind: str, spec: ModelSpec) -> None:
+    """Refuse a sweep of which a model has no point but the first."""
+    if kind == "masks" and spec.family == "arm":
+        raise UserError(
+            f"{spec.name} writes from left to right: nothing can stand behind its answer, masks has nothing to sweep"
+            " over; leave it out, or choose another kind"
+        )
+
+
 def stress(
     model: Model,
     samples: Sequence[Sample],
@@ -60,12 +74,20 @@ def stress(
     *,
     seed: int = 0,
     options: dict[str, Any] | None = None,
+    prompt: str | Path = "default",
+    chat: bool | None = None,
     **settings: Any,
 ) -> Stressed:
-    """Everything is checked here. `options` are those of the kind, `settings` those of `evaluate`."""
-    made, path = points(kind, samples, seed=seed, **(options or {})), Path(out)
-    if model.spec.family == "arm":  # nothing can stand behind what is written from left to right
-        made = [point for point in made if not point.extra_masks and not point.filler]
+    """Everything is checked here. `options` are those of the kind, `settings` those of `evaluate`.
+
+    Nothing is cut to fit: a sample that is too long for the model at any point is in none, and that is told.
+    """
+    if not isinstance(model, Model):
+        raise UserError(f"stress needs a floatscope Model (fs.load), got {type(model).__name__}")
+    check_kind(kind, model.spec)
+    able, path = points(kind, samples, seed=seed, **(options or {})), Path(out)
+    new = sampling(model.spec.family, settings.get("preset"), new_tokens=settings.get("new_tokens")).new_tokens
+    made = _whole(model, able, prompt, chat, new, seed)
     evaluations = [
         evaluate(
             model,
@@ -75,20 +97,52 @@ def stress(
             shots=point.shots,
             extra_masks=point.extra_masks,
             filler=point.filler,
-            attention=not (point.extra_masks or point.filler),
+            attention=True,
+            prompt=prompt,
+            chat=chat,
             seed=seed,
             **settings,
         )
         for point in made
         if not point.same_as
     ]
-    told = {"kind": kind, "model": model.spec.name, "points": [_told(point) for point in made]}
+    told = _left_out(model.spec, len(samples), able[0], made[0])
+    record = {"kind": kind, "model": model.spec.name, "told": told, "points": [_told(point) for point in made]}
     try:
         path.mkdir(parents=True, exist_ok=True)
-        write_atomic(path / STRESS, [json.dumps(told, indent=1).encode()])
+        write_atomic(path / STRESS, [json.dumps(record, indent=1).encode()])
     except OSError as error:
         raise UserError(f"cannot write to {path}: {error.strerror}") from error
-    return Stressed(path, made, evaluations)
+    return Stressed(path, made, evaluations, told)
+
+
+def _whole(model: Model, made: list[Point], prompt: str | Path, chat: bool | None, new: int, seed: int) -> list[Point]:
+    """The points with the samples whose prompts fit at all of them; who is left out can be a shot of nobody."""
+    asked = template(prompt)
+    while made[0].samples:
+        long: set[str] = set()
+        for p in (point for point in made if not point.same_as):
+            ask = Ask(asked, "all", p.shots, p.placement, p.extra_masks, p.filler)
+            long |= too_long(model, p.samples, ask, chat, new, seed)
+        if not long:
+            return made
+        made = [replace(p, samples=tuple(s for s in p.samples if s.id not in long)) for p in made]
+    raise UserError(
+        f"every sample is longer at some point than the {model.spec.context} tokens {model.spec.name} was trained for:"
+        " give fewer documents or smaller counts, shorter passages, or ask for fewer new tokens"
+    )
+
+
+def _left_out(spec: ModelSpec, count: int, able: Point, asked: Point) -> list[str]:
+    long, told = len(able.samples) - len(asked.samples), []
+    if able.left_out:
+        told.append(f"{able.left_out} of {count} samples cannot take part in every point, so they are in none")
+    if long:
+        told.append(
+            f"{long} of {count} samples are longer at some point than the {spec.context} tokens {spec.name} was trained"
+            " for, so they are in none"
+        )
+    return told
 
 
 def read_stress(path: Path) -> dict[str, Any]:

@@ -163,6 +163,8 @@ def test_a_real_interrupt_ends_with_130(home, tmp_path):
         ([], None, "give --data FILE or --prompt TEXT, one of the two"),
         (["--prompt", "x"], "data.jsonl", "give --data FILE or --prompt TEXT, one of the two"),
         (["--prompt", "x", "--limit", "3"], None, "--limit takes the first samples of --data"),
+        (["--prompt", "x", "--skip-bad"], None, "--format and --skip-bad say how --data is read"),
+        (["--format", "hotpott"], "data.jsonl", "unknown format 'hotpott' (did you mean 'hotpot'?)"),
         (["--prompt", " "], None, "sample 'prompt-1' is empty; give it some text"),
         (["--prompt", "why " * 99], None, "sample 'prompt-1' has "),
         ([], "nowhere.jsonl", "nowhere.jsonl: No such file or directory"),
@@ -183,6 +185,16 @@ def test_a_mistake_gets_one_sentence(ask, tmp_path, words, data, said):
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
     assert not (tmp_path / "run").exists()
+
+
+def test_bad_lines_are_left_out_and_told(ask, tmp_path):
+    (tmp_path / "bad.jsonl").write_text("".join(f"{line}\n" for line in (json.dumps(LINES[0]), "{", '{"id": 1}')))
+    done = ask("--skip-bad", "--format", "own", data=str(tmp_path / "bad.jsonl"))
+    assert done.exit_code == 0, done.output
+    assert "left out 2 lines that cannot be read; the first is line 2: it is no whole JSON" in plain(done.stdout)
+    assert len(open_run(tmp_path / "run").done) == 1
+    again = ask("--skip-bad", "--json", data=str(tmp_path / "bad.jsonl"))
+    assert json.loads(again.stdout)["bad"] == 2
 
 
 @pytest.mark.parametrize(

@@ -21,14 +21,14 @@ Opt = typer.Option
 
 def evaluate(
     model: o.Name,
-    data: Annotated[Path, Opt(help="Questions; what a file holds is told by floatscope data.", show_default=False)],
+    data: o.Questions,
     out: Annotated[Path, Opt(help="The folder: a new one, or one to go on with.", show_default=False)],
     passages: Annotated[str, Opt(help="How many passages to show: a number (0: closed book), gold, or all.")] = "all",
     shots: Annotated[int, Opt(help="Other samples shown with their answers.")] = 0,
-    prompt: Annotated[str, Opt(help="default, question-first, instruct, af-llada, af-others, or a file.")] = "default",
-    limit: Annotated[int | None, Opt(help="Only the first so many of the data.")] = None,
-    format: Annotated[str | None, Opt(help="Of the data, where it is not told by its shape.")] = None,
-    skip_bad: Annotated[bool, Opt("--skip-bad", help="Leave out lines that cannot be read, and count them.")] = False,
+    prompt: o.Template = "default",
+    limit: o.Limit = None,
+    format: o.Format = None,
+    skip_bad: o.SkipBad = False,
     retrieve: Annotated[Path | None, Opt(help="Passages from this index instead of the file's.")] = None,
     k: Annotated[int, Opt("-k", help="How many to retrieve.")] = 5,
     trace: Annotated[int, Opt(help="Also watch the first so many samples, into OUT/traces.")] = 0,
@@ -40,7 +40,7 @@ def evaluate(
     temperature: o.Temperature = None,
     seed: o.Seed = 0,
     chat: o.Chat = None,
-    batch: Annotated[int | None, Opt(help="Samples decoded together. Default: 8, on a GPU 32.")] = None,
+    batch: o.Batch = None,
     mask_id: o.MaskId = None,
     shift: o.Shift = None,
     device: o.Device = None,
@@ -70,9 +70,7 @@ def evaluate(
         temperature=temperature, seed=seed,
     )  # fmt: skip
     o.say(console, "model", repr(opened))
-    if read.bad:
-        first, why = read.bad[0]
-        o.say(console, "left out", f"{len(read.bad)} that cannot be read, the first at {first}: {why}")
+    o.say_bad(console, read)
     for sentence in evaluation.told:
         o.say(console, "note", sentence)
     if recall is not None:

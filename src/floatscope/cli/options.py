@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,10 +12,18 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from floatscope.models import Model
+    from floatscope.tasks.read import Reading
 
 Opt = typer.Option
 
 Name = Annotated[str, typer.Argument(help="A hub id, a folder, a .gguf file, or twin:NAME.")]
+Questions = Annotated[
+    Path, Opt("--data", help="Questions; what a file holds is told by floatscope data.", show_default=False)
+]
+Template = Annotated[str, Opt("--prompt", help="default, question-first, instruct, af-llada, af-others, or a file.")]
+Limit = Annotated[int | None, Opt(help="Only the first so many of the data.")]
+Format = Annotated[str | None, Opt(help="Of the data, where it is not told by its shape.")]
+SkipBad = Annotated[bool, Opt("--skip-bad", help="Leave out what cannot be read of the data, and say so.")]
 NewTokens = Annotated[int | None, Opt(help="Tokens to write. Default: 32, or the preset's.")]
 Steps = Annotated[int | None, Opt(help="Forwards. Default: one per token.")]
 Block = Annotated[int | None, Opt(help="Fill this many tokens before the next. Default: all at once.")]
@@ -25,6 +34,7 @@ Preset = Annotated[str | None, Opt(help="The authors' settings: llada or dream."
 Temperature = Annotated[float | None, Opt(help="0: the most likely token.")]
 Seed = Annotated[int, Opt(help="Of whatever is drawn.")]
 Chat = Annotated[bool | None, Opt("--chat/--raw", help="Use the chat template. Default: if there is one.")]
+Batch = Annotated[int | None, Opt(help="Samples decoded together. Default: 8, on a GPU 32.")]
 MaskId = Annotated[int | None, Opt(help="The mask token, where the checkpoint does not tell.")]
 Shift = Annotated[bool | None, Opt("--shift/--no-shift", help="Whether row p decides position p + 1.")]
 Device = Annotated[str | None, Opt(help="cpu, cuda, cuda:1, or auto for all GPUs.")]
@@ -47,6 +57,14 @@ def say(console: Console, what: str, text: str) -> None:
     from rich.markup import escape
 
     console.print(f"[bold]{what:<11}[/]{escape(text)}")
+
+
+def say_bad(console: Console, reading: Reading) -> None:
+    """What --skip-bad left out, if anything."""
+    if reading.bad:
+        (number, why), count, unit = reading.bad[0], len(reading.bad), reading.unit
+        many = f"1 {unit} that" if count == 1 else f"{count} {unit}s that"
+        say(console, "left out", f"{many} cannot be read; the first is {unit} {number}: {why}")
 
 
 def clock(seconds: float) -> str:

@@ -21,13 +21,14 @@ Opt = typer.Option
 
 def stress(
     models: Annotated[list[str], typer.Argument(metavar="MODEL…", help="Hub ids, folders, .gguf files or twin:NAME.")],
-    data: Annotated[Path, Opt(help="Questions; what a file holds is told by floatscope data.", show_default=False)],
+    data: o.Questions,
     kind: Annotated[str, Opt(help="noise, position, layout, query, shots, masks, needle, dirty.", show_default=False)],
     out: Annotated[Path, Opt(help="The folder: a new one, or one to go on with.", show_default=False)],
     option: Annotated[list[str], Opt("--set", help="An option of the kind, such as documents=10.")] = [],  # noqa: B006
-    prompt: Annotated[str, Opt(help="default, question-first, instruct, af-llada, af-others, or a file.")] = "default",
-    limit: Annotated[int | None, Opt(help="Only the first so many of the data.")] = None,
-    format: Annotated[str | None, Opt(help="Of the data, where it is not told by its shape.")] = None,
+    prompt: o.Template = "default",
+    limit: o.Limit = None,
+    format: o.Format = None,
+    skip_bad: o.SkipBad = False,
     new_tokens: o.NewTokens = None,
     steps: o.Steps = None,
     block: o.Block = None,
@@ -36,9 +37,13 @@ def stress(
     temperature: o.Temperature = None,
     seed: o.Seed = 0,
     chat: o.Chat = None,
-    batch: Annotated[int | None, Opt(help="Samples decoded together. Default: 8, on a GPU 32.")] = None,
+    batch: o.Batch = None,
+    mask_id: o.MaskId = None,
+    shift: o.Shift = None,
     device: o.Device = None,
     dtype: o.Dtype = None,
+    revision: o.Revision = None,
+    trust_remote_code: o.TrustRemoteCode = False,
     as_json: Annotated[bool, Opt("--json", help="Print one JSON object: the points and where they are.")] = False,
 ) -> None:
     """Ask the same questions under changing conditions, and show score and attention side by side.
@@ -48,23 +53,32 @@ def stress(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from floatscope.models.describe import describe
     from floatscope.report.page import write_page
     from floatscope.report.stressed import stressed
-    from floatscope.stressing import curve
+    from floatscope.stressing import check_kind, curve
     from floatscope.stressing import stress as stress_test
-    from floatscope.tasks.read import about, read_samples
+    from floatscope.tasks.read import about, read_file
 
-    samples, options = read_samples(data, limit, format=format), _options(option)
+    read = read_file(data, limit, format=format, skip_bad=skip_bad)
+    options, paths, notes = _options(option), _paths(models, out), dict[str, list[str]]()
+    if not trust_remote_code:  # before the first is asked anything: what is wrong with another
+        for name in models:
+            check_kind(kind, describe(name, mask_id=mask_id, shift=shift, revision=revision).spec)
     console = Console(stderr=as_json, highlight=False, soft_wrap=True)
-    paths = []
-    for name in models:
-        opened = o.opened(name, console.is_terminal, device=device, dtype=dtype)
-        path = out / re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip("-")
+    o.say_bad(console, read)
+    for name, path in zip(models, paths, strict=True):
+        opened = o.opened(name, console.is_terminal, device=device, dtype=dtype, mask_id=mask_id, shift=shift,
+                          revision=revision, trust_remote_code=trust_remote_code)  # fmt: skip
         made = stress_test(
-            opened, samples, path, kind, seed=seed, options=options, prompt=prompt, chat=chat, batch=batch,
+            opened, read.samples, path, kind, seed=seed, options=options, prompt=prompt, chat=chat, batch=batch,
             preset=preset, source=about(data, limit), sampler=sampler, new_tokens=new_tokens, steps=steps, block=block,
             temperature=temperature,
         )  # fmt: skip
+        o.say(console, "model", repr(opened))
+        notes[opened.spec.name] = made.told
+        for sentence in made.told:
+            o.say(console, "note", sentence)
         columns = BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[told]}"), TimeRemainingColumn()
         try:
             with Progress(TextColumn(f"[bold]{name}[/]"), *columns, console=console) as bars:
@@ -76,15 +90,24 @@ def stress(
             kept = f"{made.finished} of {made.total} answers are kept"
             typer.echo(f"floatscope: interrupted; {kept}, and the same command goes on with the others", err=True)
             raise typer.Exit(130) from error
-        paths.append(path)
     table, page = curve(paths), out / "report.html"
     table.to_csv(out / "curve.csv", index=False)
     write_page(stressed(paths), page)
     if as_json:
-        typer.echo(json.dumps({"page": str(page), "points": json.loads(table.to_json(orient="records"))}, indent=1))
+        rows = json.loads(table.to_json(orient="records"))
+        typer.echo(json.dumps({"page": str(page), "notes": notes, "bad": len(read.bad), "points": rows}, indent=1))
         return
     _show(console, table)
     o.say(console, "page", str(page))
+
+
+def _paths(models: list[str], out: Path) -> list[Path]:
+    """A folder for each model."""
+    paths = [out / re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip("-") for name in models]
+    for place, path in enumerate(paths):
+        if path in paths[:place]:
+            raise UserError(f"two models would be kept in {path}; give each model once")
+    return paths
 
 
 def _show(console: Console, table: pd.DataFrame) -> None:

@@ -25,7 +25,9 @@ def trace(
     out: Annotated[Path, Opt(help="The run folder: a new one, or one to go on with.", show_default=False)],
     data: Annotated[Path | None, Opt(help="Questions, a JSON object on each line; also .gz and .xz.")] = None,
     prompt: Annotated[list[str], Opt(help="A text to answer or continue; may be repeated.")] = [],  # noqa: B006
-    limit: Annotated[int | None, Opt(help="Only the first so many of the data.")] = None,
+    limit: o.Limit = None,
+    format: o.Format = None,
+    skip_bad: o.SkipBad = False,
     new_tokens: o.NewTokens = None,
     steps: o.Steps = None,
     block: o.Block = None,
@@ -36,7 +38,7 @@ def trace(
     chat: o.Chat = None,
     keep: Annotated[str, Opt(help="How much of each step: summary, heads, rows or full.")] = "summary",
     influence: Annotated[bool, Opt("--influence", help="Also the gradient of each committed token's logit.")] = False,
-    batch: Annotated[int | None, Opt(help="Samples decoded together. Default: 8, on a GPU 32.")] = None,
+    batch: o.Batch = None,
     control: Annotated[str | None, Opt(help="untrained: trace fresh weights of the same architecture too.")] = None,
     control_seeds: Annotated[int | None, Opt(help="How many untrained controls; 3 unless given.")] = None,
     mask_id: o.MaskId = None,
@@ -56,7 +58,7 @@ def trace(
     from rich.console import Console
 
     from floatscope.capture.watcher import Watch
-    from floatscope.tasks.read import about, read_samples
+    from floatscope.tasks.read import about, read_file
     from floatscope.trace.sizes import format_size
     from floatscope.tracing import trace_samples
 
@@ -64,13 +66,15 @@ def trace(
         raise UserError("give --data FILE or --prompt TEXT, one of the two")
     if data is None and limit is not None:
         raise UserError("--limit takes the first samples of --data; leave it out with --prompt")
+    if data is None and (format is not None or skip_bad):
+        raise UserError("--format and --skip-bad say how --data is read; leave them out with --prompt")
     if control not in (None, "untrained"):
         raise unknown("control", control, ("untrained",))
     if control_seeds is not None and control is None:
         raise UserError("--control-seeds says how many controls; give --control untrained with it")
     if control_seeds is not None and control_seeds < 1:
         raise UserError(f"--control-seeds must be at least 1, got {control_seeds}")
-    samples = prompt if data is None else read_samples(data, limit)
+    read = None if data is None else read_file(data, limit, format=format, skip_bad=skip_bad)
     watch = Watch(keep, influence=influence)
 
     console = Console(stderr=as_json, highlight=False, soft_wrap=True)
@@ -86,7 +90,7 @@ def trace(
     )
     tracing = trace_samples(
         opened,
-        samples,
+        prompt if read is None else read.samples,
         out,
         watch=watch,
         batch=batch,
@@ -103,6 +107,8 @@ def trace(
     )
     kept = tracing.finished
     o.say(console, "model", repr(opened))
+    if read is not None:
+        o.say_bad(console, read)
     if tracing.note:
         o.say(console, "note", tracing.note)
     if kept:
@@ -118,7 +124,8 @@ def trace(
         raise typer.Exit(130) from error
     told = [run.as_json for run in tracing.summaries()]
     if as_json:
-        typer.echo(json.dumps({**told[0], "kept": kept, "controls": told[1:]}, indent=1))
+        bad = 0 if read is None else len(read.bad)
+        typer.echo(json.dumps({**told[0], "kept": kept, "bad": bad, "controls": told[1:]}, indent=1))
         return
     for place, run in enumerate(told):
         o.say(console, "control" if place else "run", _line(run))

@@ -33,7 +33,8 @@ def stressed(paths: Sequence[Path]) -> Report:
     models = []
     for path, each in zip(paths, told, strict=True):
         settings = open_evaluation(path / each["points"][0]["asked"]).settings
-        models.append(Model(each["model"], str(settings["family"]), int(table["n"].max())))
+        n = int(table.loc[table["model"] == each["model"], "n"].max())
+        models.append(Model(each["model"], str(settings["family"]), n, about=_sentence(each["told"])))
     section = Section(
         kind,
         KINDS[kind].title,
@@ -45,6 +46,11 @@ def stressed(paths: Sequence[Path]) -> Report:
     )
     return Report(f"Under stress: {KINDS[kind].title.lower()}", _summary(table), models, [section], [],
                   {"floatscope": __version__, **{each["model"]: each for each in told}})  # fmt: skip
+
+
+def _sentence(told: Sequence[str]) -> str:
+    """Who is left out, beside the model's name."""
+    return "".join(f"{each[0].upper()}{each[1:]}. " for each in told).strip()
 
 
 def charts(table: pd.DataFrame, axis: str = "") -> list[Chart]:
