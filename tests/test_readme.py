@@ -12,7 +12,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = ["README.md", "docs/architecture.md", "docs/methods.md", "docs/models.md", "docs/trace.md"]
-DOCUMENTS += ["docs/analysis.md", "docs/twins.md"]
+DOCUMENTS += ["docs/analysis.md", "docs/twins.md", "docs/tasks.md"]
+STORIES = ["docs/tasks.md"]
+"""Whose blocks build on each other: Python, commands, and files by the name in their first line."""
 
 
 def blocks(document: str, language: str) -> list[str]:
@@ -24,7 +26,7 @@ def commands(document: str) -> list[list[str]]:
     return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 
-@pytest.mark.parametrize("document", [d for d in DOCUMENTS if blocks(d, "python")])
+@pytest.mark.parametrize("document", [d for d in DOCUMENTS if d not in STORIES and blocks(d, "python")])
 def test_python_blocks_run_in_order(document, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {"__name__": "document"}
@@ -44,13 +46,34 @@ def test_the_readme_begins_with_the_two_commands_that_set_everything_up():
 
 
 @pytest.mark.parametrize(
-    "command", [pytest.param(c, id=" ".join(c)) for d in DOCUMENTS for c in commands(d) if c[0] != "make"]
+    "command",
+    [pytest.param(c, id=" ".join(c)) for d in DOCUMENTS if d not in STORIES for c in commands(d) if c[0] != "make"],
 )
 def test_commands_run(command, tmp_path):
+    run(command, tmp_path)
+
+
+@pytest.mark.parametrize("document", STORIES)
+def test_a_story_can_be_followed(document, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "document"}
+    told = re.findall(r"^```(\w+)\n(.*?)^```", (ROOT / document).read_text(), re.MULTILINE | re.DOTALL)
+    assert {language for language, _ in told} == {"python", "sh", "toml"}
+    for language, block in told:
+        if language == "python":
+            exec(compile(block, document, "exec"), names)
+        elif language == "toml":
+            Path(block.split()[1].rstrip(":")).write_text(block)
+        else:
+            for line in block.splitlines():
+                run(shlex.split(line, comments=True), tmp_path)
+
+
+def run(command, folder):
     program, *words = command
     assert program == "floatscope"
     done = subprocess.run(
-        [sys.executable, "-m", program, *words], cwd=tmp_path, capture_output=True, text=True, timeout=300
+        [sys.executable, "-m", program, *words], cwd=folder, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
 
