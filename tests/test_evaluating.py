@@ -215,6 +215,13 @@ def test_a_folder_of_traces_is_no_evaluation(mdm, tmp_path):
     list(fs.trace_samples(mdm, ["What floats?"], tmp_path / "t", new_tokens=4))
     with pytest.raises(UserError, match="a run of traces, not of scores"):
         open_evaluation(tmp_path / "t")
+    with pytest.raises(UserError, match="t holds a run of traces, and this would be another kind of run"):
+        asked(mdm, tmp_path / "t")
+
+
+def test_a_batch_holds_a_sample_or_more(mdm, tmp_path):
+    with pytest.raises(UserError, match="a batch must hold at least 1 sample, got 0"):
+        asked(mdm, tmp_path / "e", batch=0)
 
 
 def test_a_damaged_file_is_named(mdm, tmp_path):

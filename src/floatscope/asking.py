@@ -83,6 +83,8 @@ def regions_of(items: Sequence[Item], new: int, suffix: int) -> Regions:
 
 def batches(model: Model, items: Sequence[Item], most: int | None = None) -> list[list[Item]]:
     """Those of like length together, the longest first; of one length only, where the model cannot be padded."""
+    if most is not None and most < 1:
+        raise UserError(f"a batch must hold at least 1 sample, got {most}")
     size = most or BATCH.get(model.device.type, SMALL_BATCH)
     order = sorted(items, key=lambda item: -len(item.ids))
     groups = [order]

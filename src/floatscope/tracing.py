@@ -95,8 +95,6 @@ def trace_samples(
     """
     if not isinstance(model, Model):
         raise UserError(f"trace_samples needs a floatscope Model (fs.load), got {type(model).__name__}")
-    if batch is not None and batch < 1:
-        raise UserError(f"a batch must hold at least 1 sample, got {batch}")
     settings = {"stop": False, **{name: value for name, value in settings.items() if value is not None}}
     if model.spec.family == "arm" and settings.get("steps") == settings.get("new_tokens", Sampling.new_tokens):
         settings.pop("steps")  # a step per token is what it takes

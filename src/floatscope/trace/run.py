@@ -243,6 +243,9 @@ def _start(folder: Path, record: dict[str, Any], lock: IO[str]) -> Run:
 
 
 def _check_same(folder: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    if then["settings"].get("what") != now["settings"].get("what"):
+        held = "scores" if "what" in then["settings"] else "traces"
+        raise UserError(f"{folder} holds a run of {held}, and this would be another kind of run: give another path")
     plan = then["plan"] if now["plan"] is None else now["plan"]
     changes = sorted(differences(then["settings"], now["settings"]), key=lambda change: "…" in change)  # digests last
     changes += differences({key: then[key] for key in ("samples", "plan")}, {"samples": now["samples"], "plan": plan})
