@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from floatscope.cli.main import app
 from floatscope.errors import UserError
 from floatscope.evaluating import PREDICTIONS
-from floatscope.report.scores import abstention, compared, shown, written
+from floatscope.report.scores import abstention, cautions, compared, shown, written
 from floatscope.trace import create_run
 
 
@@ -51,10 +51,28 @@ def test_other_models_data_and_prompts_are_not_mixed(tmp_path):
     others = [
         evaluated(tmp_path / "arm", [1, 1], model="arm"),
         evaluated(tmp_path / "data", [1, 1], data="other.jsonl"),
+        evaluated(tmp_path / "file", [1, 1], data_sha256="of another file"),
         evaluated(tmp_path / "shots", [1, 1], shots=2),
         evaluated(tmp_path / "prompt", [1, 1], prompt="instruct"),
     ]
     assert all(row.gain is None for row in compared([closed, *others]))
+
+
+def test_what_is_unfinished_or_shares_few_questions_is_told(tmp_path):
+    closed, given = evaluated(tmp_path / "0", [0, 1, 1], passages=0), evaluated(tmp_path / "5", [0, 1, 1])
+    assert cautions([closed, given]) == []
+    file = closed / PREDICTIONS
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:2]))
+    assert cautions([closed, given]) == [
+        f"{closed} is unfinished, 2 of 3; the same floatscope eval goes on with it",
+        f"{given} and {closed} have 2 questions in common: the gain is over those",
+    ]
+    said = CliRunner().invoke(app, ["compare", str(closed), str(given)])
+    assert said.exit_code == 0
+    assert "note: " in said.stderr
+    wrong = CliRunner().invoke(app, ["compare", str(closed), "--out", str(tmp_path / "table.doc")])
+    assert wrong.exit_code == 2
+    assert "--out must end in .md, .tex, .csv, got 'table.doc'" in wrong.stderr
 
 
 def test_abstention_by_hand():

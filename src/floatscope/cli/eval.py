@@ -129,10 +129,14 @@ def compare(
     from rich.console import Console
     from rich.table import Table
 
-    from floatscope.report.scores import compared, shown, written
+    from floatscope.report.scores import WRITERS, cautions, compared, shown, written
     from floatscope.trace.atomic import write_atomic
 
+    if out is not None and out.suffix.lstrip(".") not in WRITERS:
+        raise UserError(f"--out must end in .{', .'.join(WRITERS)}, got '{out.name}'")
     rows = compared(runs)
+    for sentence in cautions(runs):
+        typer.echo(f"note: {sentence}", err=True)
     if out is not None:
         text = written(rows, out.suffix.lstrip("."))
         try:

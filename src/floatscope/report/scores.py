@@ -65,9 +65,25 @@ def compared(paths: Sequence[Path]) -> list[Row]:
     if len(set(map(str, paths))) != len(paths):
         raise UserError("an evaluation is given twice; give each once")
     results = [open_evaluation(path) for path in paths]
-    closed = {_alike(each): each for each in results if each.settings["passages"] == 0}
+    closed = _closed(results)
     order = sorted(results, key=lambda each: (_alike(each), _many(each)))
     return [_row(each, closed.get(_alike(each))) for each in order]
+
+
+def cautions(paths: Sequence[Path]) -> list[str]:
+    """What to know about the rows: evaluations that are not finished, and gains over some of their questions only."""
+    results = [open_evaluation(path) for path in paths]
+    closed, told = _closed(results), []
+    for each in results:
+        if each.missing:
+            done, all = len(each.table), len(each.run.samples)
+            told.append(f"{each.path} is unfinished, {done} of {all}; the same floatscope eval goes on with it")
+        other = closed.get(_alike(each))
+        if other is not None and other is not each:
+            both = len(set(each.table["sample"]) & set(other.table["sample"]))
+            if both < len(each.table):
+                told.append(f"{each.path} and {other.path} have {both} questions in common: the gain is over those")
+    return told
 
 
 def written(rows: Sequence[Row], format: str) -> str:
@@ -125,9 +141,15 @@ def _percent(table: pd.DataFrame) -> pd.DataFrame:
     return told.assign(both=(told["acc"] + told["f1"]) / 2)
 
 
-def _alike(results: Results) -> tuple[str, str, int, str]:
-    settings = results.settings
-    return str(settings["model"]), str(settings.get("data", "")), int(settings["shots"]), str(settings["prompt"])
+def _closed(results: Sequence[Results]) -> dict[tuple[str | int, ...], Results]:
+    """The evaluations without passages, by what else was asked."""
+    return {_alike(each): each for each in results if each.settings["passages"] == 0}
+
+
+def _alike(results: Results) -> tuple[str | int, ...]:
+    told = results.settings
+    data = str(told.get("data", "")), str(told.get("data_sha256", ""))  # another file may have the name
+    return str(told["model"]), *data, int(told["shots"]), str(told["prompt"])
 
 
 def _many(results: Results) -> tuple[int, int]:
