@@ -16,6 +16,7 @@ from floatscope.evaluating import open_evaluation
 from floatscope.report.page import write_page
 from floatscope.report.stressed import stressed
 from floatscope.stressing import curve, gap, read_stress, stress
+from floatscope.tasks.index import Index
 from floatscope.tasks.sample import Sample
 from floatscope.twins.heldout import read
 
@@ -147,12 +148,25 @@ def test_bad_lines_are_refused_or_left_out_and_told(few):
     assert "1 line that cannot be read; the first is line 3: " in said.output
 
 
+def test_distractors_come_from_an_index(few, tmp_path):
+    asked = [sample.question for sample in read("reading-5")[:2]]
+    Index.create(tmp_path / "wiki").add([(f"p{i}", "", f"{asked[i]} Nobody knows, {i}.") for i in (0, 1)])
+    words = "twin:arm", "--kind", "noise", "--set", "distractors=retrieved", "--set", "counts=1", "--skip-bad"
+    assert "(--set retrieve=INDEX)" in ask(few, *words).stderr
+    assert "is no index" in ask(few, *words, "--set", f"retrieve={tmp_path / 'nowhere'}").stderr
+    done = ask(few, *words, "--set", "lengths=growing", "--set", f"retrieve={tmp_path / 'wiki'}")
+    assert done.exit_code == 0, done.output
+    assert open_evaluation(few.parent / "out" / "twin-arm" / "retrieved-1").table["passages"].tolist() == [2, 2]
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (["twin:arm", "twin:arm", "--kind", "query"], "give each model once"),
         (["twin:arm", "twin:none", "--kind", "query"], "unknown twin 'none'"),
         (["twin:arm", "--kind", "query", "--shift"], "shift"),
+        (["twin:arm", "--kind", "needle", "--set", "counts=2", "--set", "counts=3"], "--set counts is given twice"),
+        (["twin:arm", "--kind", "needle", "--set", "counts"], "--set takes name=value"),
     ],
 )
 def test_models_that_cannot_be_asked_are_refused_first(few, words, sentence):

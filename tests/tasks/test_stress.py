@@ -737,6 +737,13 @@ SAMPLES = TWINS["reading-5"]
         ("position", TWINS["two-hop"], {}, "needs exactly one gold passage, which all 12 samples lack"),
         ("position", TWINS["reading-1"], {}, "there would be 1 document; give more: documents=5"),
         ("position", SAMPLES, {"documents": 9999}, "position needs 9998 passages beside the gold one, which all 12"),
+        ("position", SAMPLES, {"documents": (2, 3)}, "documents takes one value, got 2: 2, 3"),
+        ("position", SAMPLES, {"documents": "x"}, "documents must be whole numbers from 1 on, got 'x'"),
+        ("noise", SAMPLES, {"total": (20, 30)}, "total takes one value, got 2: 20, 30"),
+        ("noise", SAMPLES, {"gold": ("kept", "random")}, "gold takes one value, got 2: kept, random"),
+        ("noise", SAMPLES, {"lengths": 5}, "unknown length '5'; allowed: growing, fixed"),
+        ("query", SAMPLES, {"placements": 3}, "unknown placement '3'"),
+        ("needle", SAMPLES, {"haystack": ("own", "others")}, "haystack takes one value, got 2: own, others"),
         ("position", SAMPLES, {"documents": -2}, "documents must be whole numbers from 1 on, got -2"),
         (
             "needle",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
+    from floatscope.tasks.sample import Passage
+
 Opt = typer.Option
+RETRIEVED = 100  # passages for a question; gold ones and those that tell an answer are left out of them
 
 
 def stress(
@@ -62,6 +66,8 @@ def stress(
 
     read = read_file(data, limit, format=format, skip_bad=skip_bad)
     options, paths, notes = _options(option), _paths(models, out), dict[str, list[str]]()
+    if kind == "noise" and "retrieve" in options:
+        options["retrieve"] = _retriever(Path(str(options["retrieve"])))
     if not trust_remote_code:  # before the first is asked anything: what is wrong with another
         for name in models:
             check_kind(kind, describe(name, mask_id=mask_id, shift=shift, revision=revision).spec)
@@ -134,8 +140,20 @@ def _options(given: list[str]) -> dict[str, object]:
         name, equals, value = text.partition("=")
         if not equals:
             raise UserError(f"--set takes name=value, such as documents=10, got '{text}'")
-        found[name.replace("-", "_")] = _value(value)
+        name = name.replace("-", "_")
+        if name in found:
+            raise UserError(f"--set {name} is given twice; several values are written as {name}=1,2")
+        found[name] = _value(value)
     return found
+
+
+def _retriever(folder: Path) -> Callable[[str], list[Passage]]:
+    """From a question to passages of an index."""
+    from floatscope.tasks.index import Index
+    from floatscope.tasks.sample import Passage
+
+    index = Index.open(folder)
+    return lambda question: [Passage(hit.title, hit.text) for hit in index.search(question, RETRIEVED)]
 
 
 def _value(text: str) -> object:

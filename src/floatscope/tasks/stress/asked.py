@@ -7,10 +7,8 @@ masks(source, counts=(0, 16))       # masks-0, masks-16, filler-0, filler-16
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from floatscope.tasks.stress.draw import Source
-from floatscope.tasks.stress.point import Need, Point, able, chosen, whole
+from floatscope.tasks.stress.point import Choice, Need, Point, able, chosen, whole
 
 PLACEMENTS = {
     "before": "the question before the passages",
@@ -26,14 +24,14 @@ PASSAGE = Need("a passage", 'give "passages"', lambda sample: bool(sample.passag
 TWO = Need("two passages or more", "choose other placements than middle", lambda sample: len(sample.passages) > 1)
 
 
-def query(source: Source, *, placements: str | Iterable[str] | None = None) -> list[Point]:
+def query(source: Source, *, placements: Choice = None) -> list[Point]:
     """The question at each of its places."""
     names = chosen("placement", placements, PLACEMENTS)
     samples = tuple(able("query", source.samples, [TWO if "middle" in names else PASSAGE]))
     return [Point(name, None, samples, placement=name, series=name, note=PLACEMENTS[name]) for name in names]
 
 
-def shots(source: Source, *, counts: int | Iterable[int] | None = None) -> list[Point]:
+def shots(source: Source, *, counts: Choice = None) -> list[Point]:
     """So many answered examples before the question."""
     return [
         Point(f"shots-{count}", count, source.samples, shots=count, series="shots", note=f"{count} examples")
@@ -41,7 +39,7 @@ def shots(source: Source, *, counts: int | Iterable[int] | None = None) -> list[
     ]
 
 
-def masks(source: Source, *, counts: int | Iterable[int] | None = None) -> list[Point]:
+def masks(source: Source, *, counts: Choice = None) -> list[Point]:
     """So many masks more than the answer needs, and as control the filler as often."""
     sizes = whole("counts", counts, MASKS)
     more = [

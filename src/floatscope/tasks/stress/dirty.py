@@ -9,7 +9,7 @@ nothing is. The evidence, and in gold passages the answers, are not touched. Tit
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -30,7 +30,7 @@ from floatscope.tasks.stress.passages import (
     told_answers,
     with_passages,
 )
-from floatscope.tasks.stress.point import Need, Number, Point, able, chosen, dice, numbers
+from floatscope.tasks.stress.point import Choice, Need, Number, Point, able, chosen, dice, numbers
 
 ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 MISREAD = {
@@ -79,8 +79,8 @@ class Transform:
 def dirty(
     source: Source,
     *,
-    transforms: str | Iterable[str] | None = None,
-    levels: Number | Iterable[Number] | None = None,
+    transforms: Choice = None,
+    levels: Choice = None,
 ) -> list[Point]:
     """Each transform at each of its levels."""
     names = chosen("transform", transforms, TRANSFORMS)

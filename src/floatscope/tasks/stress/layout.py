@@ -8,7 +8,7 @@ the order of the file. MuSiQue tells the order itself, and is believed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from floatscope.tasks.sample import Passage, Sample
@@ -23,7 +23,7 @@ from floatscope.tasks.stress.passages import (
     with_passages,
     woven,
 )
-from floatscope.tasks.stress.point import Need, Point, able, chosen, dice, gold_of, rest_of
+from floatscope.tasks.stress.point import Choice, Need, Point, able, chosen, dice, gold_of, rest_of
 
 HOPS = Need(
     "two gold passages or more",
@@ -50,7 +50,7 @@ class Layout:
     needs: tuple[Need, ...] = ()
 
 
-def layout(source: Source, *, layouts: str | Iterable[str] | None = None) -> list[Point]:
+def layout(source: Source, *, layouts: Choice = None) -> list[Point]:
     """The samples as they were given, and in each layout."""
     names = chosen("layout", layouts, LAYOUTS)
     needs = dict.fromkeys([HOPS, *(need for name in names for need in LAYOUTS[name].needs)])

@@ -20,13 +20,14 @@ from floatscope.tasks.stress.draw import Source
 from floatscope.tasks.stress.passages import ANSWERING, answering, counterfactual, plain, with_passages, woven
 from floatscope.tasks.stress.point import (
     GOLD,
+    Choice,
     Need,
     Point,
     able,
     chosen,
     dice,
     gold_of,
-    numbers,
+    one,
     rest_of,
     whole,
     within,
@@ -51,23 +52,24 @@ Noise = dict[str, list[Passage]]  # sample id → passages in the order they are
 def noise(
     source: Source,
     *,
-    distractors: str | Iterable[str] | None = None,
-    counts: int | Iterable[int] | None = None,
-    lengths: str | Iterable[str] | None = None,
-    total: int | None = None,
-    gold: str = "random",
+    distractors: Choice = None,
+    counts: Choice = None,
+    lengths: Choice = None,
+    total: Choice = None,
+    gold: Choice = "random",
     retrieve: Retrieve | None = None,
 ) -> list[Point]:
     """So many distractors of each sort, added to the gold passages or in the place of harmless ones."""
     usual = [sort for sort in DISTRACTORS if sort != "retrieved" or retrieve is not None]
     sorts = chosen("distractor", distractors, DISTRACTORS) if distractors is not None else usual
     spans = chosen("length", lengths, LENGTHS)
-    chosen("gold place", gold, PLACES)
+    place = one("gold", chosen("gold place", gold, PLACES))
     if "retrieved" in sorts and retrieve is None:
-        raise UserError("retrieved distractors need `retrieve`, a function from a question to passages")
+        raise UserError(
+            "retrieved distractors need `retrieve`, a function from a question to passages (--set retrieve=INDEX)"
+        )
     wanted = whole("counts", counts, COUNTS)
-    if total is not None:
-        numbers("total", total, least=1)
+    length = None if total is None else one("total", whole("total", total, (), least=1))
     needs = [GOLD, *([_TOLD] if "counterfactual" in sorts else [])]
     samples = able("noise", source.samples, needs)
     found = {sort: {s.id: _noise(source, s, sort, max(1, wanted[-1]), retrieve) for s in samples} for sort in sorts}
@@ -77,10 +79,10 @@ def noise(
         there = min(len(found[sort][sample.id]) for sample in samples)
         sizes = within("counts", wanted, counts is not None, there, f"{sort} passages for every sample")
         if "growing" in spans:
-            made += [_growing(source, samples, sort, found[sort], size, gold) for size in sizes]
+            made += [_growing(source, samples, sort, found[sort], size, place) for size in sizes]
         if "fixed" in spans and sort != "random":
-            strict = counts is not None or total is not None
-            made += _fixed(source, samples, sort, found[sort], sizes, total, gold, strict)
+            strict = counts is not None or length is not None
+            made += _fixed(source, samples, sort, found[sort], sizes, length, place, strict)
     if not made:
         raise UserError("at fixed length random distractors are the harmless passages themselves; choose another sort")
     return made

@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from floatscope.errors import UserError, unknown
 from floatscope.tasks.sample import Passage, Sample
 
 Number = int | float
+Choice = object
+"""What a person chose of an option: one, several, or None for the usual; `chosen`, `numbers` and `one` check it."""
 T = TypeVar("T")
 
 
@@ -81,21 +83,21 @@ def dice(*of: object) -> Random:
     return Random(" ".join(map(repr, of)))
 
 
-def chosen(what: str, given: str | Iterable[str] | None, allowed: Iterable[str]) -> list[str]:
+def chosen(what: str, given: Choice, allowed: Iterable[str]) -> list[str]:
     """Names out of those allowed: one, several, or None for all."""
     names = list(allowed)
     if given is None:
         return names
-    picked = [given] if isinstance(given, str) else list(given)
+    picked = [str(name) for name in _several(given)]
     for name in picked:
         if name not in names:
-            raise unknown(what, str(name), names)
+            raise unknown(what, name, names)
     return _distinct(what, picked)
 
 
-def numbers(option: str, given: Number | Iterable[Number], least: Number, most: Number | None = None) -> list[Number]:
+def numbers(option: str, given: Choice, least: Number, most: Number | None = None) -> list[Number]:
     """Numbers of a sweep in rising order; whole ones, unless `most` is given."""
-    picked = [given] if isinstance(given, int | float) else list(given)
+    picked: list[Number] = _several(given)
     for number in picked:
         whole = type(number) is int or (most is not None and isinstance(number, float))
         if not whole or not least <= number or (most is not None and number > most):
@@ -104,7 +106,7 @@ def numbers(option: str, given: Number | Iterable[Number], least: Number, most: 
     return sorted(_distinct(option, picked))
 
 
-def whole(option: str, given: int | Iterable[int] | None, usual: Iterable[int], least: int = 0) -> list[int]:
+def whole(option: str, given: Choice, usual: Iterable[int], least: int = 0) -> list[int]:
     """Whole numbers that were given, or the usual ones."""
     return [int(number) for number in numbers(option, usual if given is None else given, least)]
 
@@ -114,6 +116,17 @@ def within(option: str, counts: Sequence[int], asked: bool, there: int, of: str)
     if asked and counts[-1] > there:
         raise UserError(f"{option} goes up to {counts[-1]}, and there are {there} {of}; give fewer, or more samples")
     return [count for count in counts if count <= there]
+
+
+def one(what: str, picked: Sequence[T]) -> T:
+    """The only one, where several make no sense."""
+    if len(picked) != 1:
+        raise UserError(f"{what} takes one value, got {len(picked)}: {', '.join(map(str, picked))}")
+    return picked[0]
+
+
+def _several(given: Choice) -> list[Any]:
+    return list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
 
 
 def _distinct(what: str, picked: list[T]) -> list[T]:

@@ -7,13 +7,25 @@ needle(source, counts=(5, 25), keys=("first", "last"))   # first-5, last-5, firs
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 
 from floatscope.errors import UserError
 from floatscope.tasks.sample import Passage, Sample
 from floatscope.tasks.stress.draw import Source
 from floatscope.tasks.stress.passages import with_passages, woven
-from floatscope.tasks.stress.point import ONE_GOLD, Need, Point, able, chosen, dice, gold_of, rest_of, whole, within
+from floatscope.tasks.stress.point import (
+    ONE_GOLD,
+    Choice,
+    Need,
+    Point,
+    able,
+    chosen,
+    dice,
+    gold_of,
+    one,
+    rest_of,
+    whole,
+    within,
+)
 
 REFERENCES = ("closed-book", "oracle", "shuffled")
 PAIRS = (5, 10, 25, 50, 75)
@@ -22,12 +34,12 @@ HAYSTACKS = ("own", "others")
 MANY = 9  # own passages that make a haystack
 
 
-def position(source: Source, *, documents: int | None = None) -> list[Point]:
+def position(source: Source, *, documents: Choice = None) -> list[Point]:
     """The gold passage at each place among k − 1 others: its own in their order, then those of other samples."""
     single = able("position", source.samples, [ONE_GOLD])
     sizes = Counter(len(sample.passages) for sample in single)
     usual = max(sizes, key=lambda size: (sizes[size], size))
-    (k,) = whole("documents", documents, [usual], least=1)
+    k = one("documents", whole("documents", documents, [usual], least=1))
     if k < 2:
         raise UserError(
             "position moves the gold passage among others, and there would be 1 document; give more: documents=5"
@@ -67,9 +79,9 @@ def _distractors(source: Source, sample: Sample, count: int) -> list[Passage]:
 def needle(
     source: Source,
     *,
-    counts: int | Iterable[int] | None = None,
-    keys: str | Iterable[str] | None = None,
-    haystack: str | None = None,
+    counts: Choice = None,
+    keys: Choice = None,
+    haystack: Choice = None,
 ) -> list[Point]:
     """The gold passage first, in the middle and last among so many passages, itself counted: records of its own where
     all samples have many, else passages of other samples."""
@@ -77,11 +89,11 @@ def needle(
     single = able("needle", source.samples, [ONE_GOLD])
     if haystack is None:
         haystack = "own" if all(len(rest_of(sample)) >= MANY for sample in single) else "others"
-    chosen("haystack", haystack, HAYSTACKS)
+    hidden_in = one("haystack", chosen("haystack", haystack, HAYSTACKS))
     wanted = whole("counts", counts, PAIRS, least=1)
-    hay = {sample.id: _hay(source, sample, wanted[-1] - 1, haystack) for sample in single}
+    hay = {sample.id: _hay(source, sample, wanted[-1] - 1, hidden_in) for sample in single}
     there = 1 + min(map(len, hay.values()))
-    sizes = within("counts", wanted, counts is not None, there, f"passages for every sample (haystack: {haystack})")
+    sizes = within("counts", wanted, counts is not None, there, f"passages for every sample (haystack: {hidden_in})")
     if not sizes:
         raise UserError(
             f"needle hides a passage among {wanted[0] - 1} others or more, and some sample has {there - 1}; give counts"
@@ -99,7 +111,7 @@ def needle(
             size,
             tuple(hidden(sample, size, key) for sample in single),
             series=key,
-            note=f"{key} of {size} passages, {'its own' if haystack == 'own' else 'those of other samples'}",
+            note=f"{key} of {size} passages, {'its own' if hidden_in == 'own' else 'those of other samples'}",
         )
         for size in sizes
         for key in places
