@@ -193,6 +193,31 @@ def test_infilling_appends_nothing_unless_asked():
         fs.decode(model_of("arm"), [[1, 2]], infill=True, new_tokens=2)
 
 
+@pytest.mark.parametrize("sampler", ["confidence", "klass"])
+@pytest.mark.parametrize("kind", ["unshifted", "shifted", "encoder"])
+def test_what_stands_behind_is_seen_and_never_filled(kind, sampler):
+    model, behind = model_of(kind), [MASK, MASK, 7, MASK]
+    how = {"new_tokens": 6, "block": 3, "sampler": sampler}
+    out = fs.decode(model, PROMPTS, behind=behind, **how)
+    for step in out:
+        assert step.after.tokens[:, -4:].tolist() == [behind, behind]
+        assert step.commits.position.lt(out.answer_start + 6).all()
+    assert out.generated == [row[7:13] for row in out.tokens.tolist()]
+    assert not any(MASK in new for new in out.generated)
+    canvas = torch.tensor([PROMPTS[0] + [MASK] * 6 + behind])
+    first = fs.decode(model, PROMPTS[0], behind=behind, **how).steps[0].before.tokens
+    assert torch.equal(first, canvas)
+
+
+def test_what_cannot_stand_behind_is_refused():
+    with pytest.raises(fs.UserError, match="arm writes from left to right: nothing can stand behind its answer"):
+        fs.decode(model_of("arm"), PROMPTS, behind=[1], new_tokens=2)
+    with pytest.raises(fs.UserError, match="token 99 is not in unshifted's vocabulary"):
+        fs.decode(model_of("unshifted"), PROMPTS, behind=[99], new_tokens=2)
+    with pytest.raises(fs.UserError, match="is asked for no new tokens: nothing can stand behind its answer"):
+        fs.decode(model_of("unshifted"), [[1, MASK]], behind=[1], infill=True)
+
+
 def test_padding_is_the_pad_token():
     module = model_of("unshifted").module
     model = fs.Model(module, fs.ModelSpec("padded", "mdm", MASK, pad_id=7))
