@@ -76,6 +76,7 @@ def test_json_is_one_object(ask, tmp_path):
         **mine,
         "bytes": sizes[0],
         "kept": 0,
+        "bad": 0,
         "controls": [{"run": str(tmp_path / "run/untrained-0"), **mine, "bytes": sizes[1]}],
     }
 
