@@ -21,6 +21,7 @@ ROOMS = (
     "demo",
     "doctor",
     "evaluating",
+    "lens",
     "models",
     "posing",
     "prompts",

@@ -21,6 +21,7 @@ _HOME = {
     "Decoding": "decoding",
     "decode": "decoding",
     "final_state": "decoding",
+    "lens": "lens",
     "trace_samples": "tracing",
     "watch": "watching",
     "UserError": "errors",
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from floatscope.capture.watcher import Watch
     from floatscope.decoding import Decoding, decode, final_state
     from floatscope.errors import UserError
+    from floatscope.lens import lens
     from floatscope.models import Model, ModelSpec, load, untrained, write_checkpoint, write_random
     from floatscope.trace import Run, Trace, create_run, forecast, open_run
     from floatscope.tracing import trace_samples

@@ -24,6 +24,7 @@ from floatscope.cli.demo import demo
 from floatscope.cli.doctor import doctor
 from floatscope.cli.eval import compare, evaluate
 from floatscope.cli.index import index
+from floatscope.cli.lens import lens
 from floatscope.cli.models import models
 from floatscope.cli.report import report
 from floatscope.cli.stress import stress
@@ -49,6 +50,7 @@ class Commands(TyperGroup):
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command(epilog="Example: floatscope demo --out demo")(demo)
 app.command(epilog='Example: floatscope decode GSAI-ML/LLaDA-8B-Instruct --prompt "What floats?" --layer 16')(decode)
+app.command(epilog='Example: floatscope lens twin:mdm --prompt "What floats?" --out lens.csv')(lens)
 app.command(epilog="Example: floatscope data hotpot_dev_distractor_v1.json --model twin:mdm")(data)
 app.command(epilog="Example: floatscope trace twin:mdm --data questions.jsonl --out runs/mdm")(trace)
 app.command(epilog="Example: floatscope report runs/arm runs/mdm --out report.html")(report)
