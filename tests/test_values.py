@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from floatscope.errors import UserError, unknown
-from floatscope.values import CanvasState, Commits, Edit, Groups, Regions, State
+from floatscope.values import CanvasState, Commits, Edit, Groups, Keys, Regions, State
 
 
 def canvas(states: list[list[int]]) -> CanvasState:
@@ -88,10 +88,14 @@ def test_shapes_are_checked_in_the_tests():
 
 
 def test_every_primitive_can_be_written_down():
-    Edit("bias", keys=(0,), amount=-torch.inf)
-    Edit("move", keys=(0,), to=(1, 2), layers=(3,))
-    Edit("scale", what="value", keys=(0,), amount=0.5)
+    Edit("bias", keys=Keys("anchors", 5), amount=-torch.inf)
+    Edit("move", keys=Keys("anchors"), to=Keys("first"), layers=(3,))
+    Edit("scale", what="value", keys=Keys("positions", positions=(0,)), amount=0.5)
     Edit("zero", heads=(1, 2), steps=(0,))
+    Edit("sink", amount=0.0)
+    Edit("freeze", steps=(0,))
+    Edit("replace", keys=Keys("region", region="gold"), token="mask")
+    Edit("drop")
 
 
 def test_an_unknown_primitive_suggests_the_nearest():
@@ -104,12 +108,15 @@ def test_an_unknown_primitive_suggests_the_nearest():
 @pytest.mark.parametrize(
     ("primitive", "given", "needed"),
     [
-        ("bias", {}, "amount"),
-        ("move", {"keys": (0,)}, "to"),
-        ("move", {"to": (0,)}, "keys"),
-        ("scale", {"amount": 2.0}, "what"),
-        ("scale", {"what": "key"}, "amount"),
+        ("bias", {"keys": Keys("first")}, "amount"),
+        ("bias", {"amount": 1.0}, "keys"),
+        ("move", {"to": Keys("first")}, "keys"),
+        ("scale", {"keys": Keys("first"), "amount": 2.0}, "what"),
+        ("scale", {"keys": Keys("first"), "what": "key"}, "amount"),
         ("zero", {}, "heads"),
+        ("sink", {}, "amount"),
+        ("freeze", {}, "steps"),
+        ("replace", {"keys": Keys("first")}, "token"),
     ],
 )
 def test_an_edit_says_what_it_needs(primitive, given, needed):
@@ -119,7 +126,27 @@ def test_an_edit_says_what_it_needs(primitive, given, needed):
 
 def test_an_unknown_operand_is_refused():
     with pytest.raises(UserError, match=r"unknown operand of an edit 'query'.*; allowed: key, value"):
-        Edit("scale", what="query", amount=1.0)
+        Edit("scale", keys=Keys("first"), what="query", amount=1.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"rule": "anchor"}, r"unknown rule for keys 'anchor' \(did you mean 'anchors'\?\)"),
+        ({"rule": "anchors", "k": 0}, "k is how many keys, 1 or more, got 0"),
+        ({"rule": "anchors", "k": 0.5}, "k is how many keys, 1 or more, got 0.5"),
+        ({"rule": "anchors", "of": "after"}, "unknown step of anchors 'after'"),
+        ({"rule": "anchors", "rows": "prompt"}, "unknown rows of anchors 'prompt'"),
+    ],
+)
+def test_a_rule_for_keys_is_checked(given, said):
+    with pytest.raises(UserError, match=said):
+        Keys(**given)
+
+
+def test_mass_is_moved_between_counted_keys():
+    with pytest.raises(UserError, match="mass is moved between counted keys, not between all of 'region'"):
+        Edit("move", keys=Keys("region", region="gold"))
 
 
 def test_unknown_without_a_neighbour_only_lists_what_is_allowed():

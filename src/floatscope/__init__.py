@@ -28,6 +28,7 @@ _HOME = {
     "CanvasState": "values",
     "Commits": "values",
     "Edit": "values",
+    "Keys": "values",
     "Groups": "values",
     "Reductions": "values",
     "Regions": "values",
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
     from floatscope.models import Model, ModelSpec, load, untrained, write_checkpoint, write_random
     from floatscope.trace import Run, Trace, create_run, forecast, open_run
     from floatscope.tracing import trace_samples
-    from floatscope.values import CanvasState, Commits, Edit, Groups, Reductions, Regions, State
+    from floatscope.values import CanvasState, Commits, Edit, Groups, Keys, Reductions, Regions, State
     from floatscope.watching import watch
 
 

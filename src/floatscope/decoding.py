@@ -8,6 +8,7 @@ final_state(out, Watch())                   # one more forward, over the finishe
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -22,9 +23,11 @@ from floatscope.capture.watcher import Watch, Watcher
 from floatscope.capture.ways import into, unwatched
 from floatscope.decode import Sampling, Step, autoregress, canvas_of, denoise, sampling
 from floatscope.errors import UserError
+from floatscope.intervene import Intervention, edits_of
+from floatscope.intervene.checks import check as check_edits
 from floatscope.models import Model
 from floatscope.trace import Recorder, Trace
-from floatscope.values import CanvasState, Commits, Reductions, Regions, State
+from floatscope.values import CanvasState, Commits, Edit, Reductions, Regions, State
 from floatscope.watching import recorder_for
 
 
@@ -39,6 +42,7 @@ def decode(
     behind: Sequence[int] = (),
     samples: Sequence[str] | None = None,
     regions: Regions | None = None,
+    edits: str | Edit | Sequence[str | Edit] = (),
     meta: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Decoding:
@@ -47,6 +51,7 @@ def decode(
     A prompt is a text, a list of token ids, or a list of messages. Texts go through the chat template if the model has
     one (`chat=False`: never). `infill` fills the masks inside the prompts and appends none unless `new_tokens` says so.
     `behind` are tokens that stand behind the new ones; masks among them are never filled.
+    `edits` change the attention: recipes such as "mask_anchors(k=5)", or `Edit`s.
     `samples` name the prompts in traces and key their randomness. Everything is checked here; decoding begins when the
     first step is asked for.
     """
@@ -85,8 +90,14 @@ def decode(
     suffix = (*behind, *(model.text.suffix if model.text is not None else ()))
     spec = model.spec
     canvas = canvas_of(ids, how.new_tokens, spec.mask_id, suffix=suffix, regions=regions, pad_id=spec.pad_id or 0)
+    changes = edits_of(edits)
+    check_edits(changes, model, canvas)
+    if changes and (how.guidance or (watch is not None and watch.influence)):
+        raise UserError(f"edits and {'guidance' if how.guidance else 'influence'} do not go together; leave one out")
     template = asked.uses_template(model, chat) and not all(_given_as_ids(p) for p in asked.several(prompts))
     facts = {**_facts(model, how, watch), "template": "chat" if template else None, **(meta or {})}
+    if changes:
+        facts["edits"] = [str(edit) for edit in changes]
     return Decoding(
         model,
         how,
@@ -96,6 +107,7 @@ def decode(
         facts,
         len(suffix) if model.spec.family == "mdm" else 0,
         infill,
+        changes,
     )
 
 
@@ -112,15 +124,18 @@ class Decoding:
         meta: Mapping[str, Any],
         suffix: int,
         infill: bool,
+        edits: tuple[Edit, ...] = (),
     ) -> None:
         self.model, self.how, self.samples, self.meta = model, how, tuple(samples), dict(meta)
         self.layers: list[Reductions] = []  # what the latest step left behind, if it was watched
         self._canvas, self._suffix, self._infill = canvas, suffix, infill
-        self._watcher = None if watch is None else Watcher(watch, rows=True)
+        self._watched = watch is not None
+        self._intervention = Intervention(edits, model, self.samples) if edits else None
+        self._watcher = _watcher(watch, self._intervention)
         self._recorder: Recorder | None = None
         self._done: list[Step] = []
         self._broken: str | None = None
-        self._rest = _run(model, how, canvas, self.samples, suffix, self._watcher)
+        self._rest = _run(model, how, canvas, self.samples, suffix, self._watcher, self._intervention)
 
     def __iter__(self) -> Iterator[Step]:
         """The steps from the first on; those that have not happened happen now."""
@@ -174,7 +189,7 @@ class Decoding:
     @property
     def traces(self) -> list[Trace]:
         """One per prompt."""
-        if self._watcher is None:
+        if not self._watched:
             raise UserError("nothing was watched; decode with watch=fs.Watch()")
         if not self.steps or self._recorder is None:
             raise UserError("nothing was decoded: no prompt had a mask to fill")
@@ -190,7 +205,7 @@ class Decoding:
 
         Mean over heads, all rows of the forward; NaN for keys that too few of them see.
         """
-        if self._watcher is None or not self.layers:
+        if self._watcher is None or not self._watched or not self.layers:
             raise UserError("nothing has been watched; decode with watch=fs.Watch() and take a step first")
         if lacking := {"received", "uniform", "eligible"} - self._watcher.fields:
             raise UserError(f"lift needs the fields {', '.join(sorted(lacking))}; watch them too")
@@ -212,15 +227,28 @@ class Decoding:
             raise
         if step is None:
             return False
-        if self._watcher is not None:
+        if self._watcher is not None and self._watched:
             self._recorder = self._recorder or recorder_for(self.samples, self._watcher, self.meta)
             self._recorder.add(step, self.layers, self._watcher.layer_visibility, moved)
         self._done.append(step)
         return True
 
 
+def _watcher(watch: Watch | None, intervention: Intervention | None) -> Watcher | None:
+    """Edits are made where attention is watched; unwatched, next to nothing is kept of it."""
+    if intervention is not None:
+        return Watcher(watch or Watch(fields=("received",)), rows=watch is not None, change=intervention.change)
+    return None if watch is None else Watcher(watch, rows=True)
+
+
 def _run(
-    model: Model, how: Sampling, canvas: CanvasState, samples: Sequence[str], suffix: int, watcher: Watcher | None
+    model: Model,
+    how: Sampling,
+    canvas: CanvasState,
+    samples: Sequence[str],
+    suffix: int,
+    watcher: Watcher | None,
+    intervention: Intervention | None,
 ) -> Iterator[tuple[Step, list[Reductions], Tensor | None]]:
     """The steps, each with what its forward left behind and, if asked for, the influence on its commits [commit, key].
 
@@ -230,6 +258,11 @@ def _run(
     whole = model.cached() if spec.family == "arm" else model.forward
 
     def forward(canvas: CanvasState, rows: slice) -> Tensor:
+        if intervention is not None and watcher is not None:
+            if intervention.looks_first(canvas):
+                watcher.begin(canvas)
+                model.forward(canvas, rows)
+            canvas = intervention.seen(canvas)
         if watcher is not None:
             watcher.begin(canvas)
         try:
@@ -265,6 +298,8 @@ def _run(
                 with unwatched(model.module):
                     moved = influence(model.forward, model.module, step.before, step.commits)
             yield step, layers, moved
+    for sentence in intervention.idle if intervention is not None else ():
+        warnings.warn(sentence, stacklevel=2)
 
 
 def final_state(decoding: Decoding, watch: Watch | None = None) -> list[Trace]:

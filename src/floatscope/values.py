@@ -4,7 +4,7 @@
     Commits       what a step wrote: sample, position, predicting row, token, confidence
     Groups        names + weights [batch, query, group]: whose attention is being added up
     Reductions    what one attention layer left behind at one step, batch first, field by field
-    Edit          a change to make inside the attention call
+    Edit          a change to make inside the attention call; `Keys` a rule that picks keys for it
 
 They hold tensors and names and nothing else: no models, no files, no metrics.
 """
@@ -141,35 +141,97 @@ class Reductions:
     fields: Mapping[str, Tensor]
 
 
-PRIMITIVES = ("bias", "move", "scale", "zero")
+RULES = ("anchors", "middle", "least", "random", "region", "positions", "first")
+OF = ("before", "now", "first")
+PRIMITIVES = ("bias", "move", "scale", "zero", "sink", "freeze", "replace", "drop")
+
+
+@dataclass(frozen=True)
+class Keys:
+    """A rule that picks keys, anew for each sample, layer and head.
+
+    anchors     the `k` of largest lift, as the model attends before the edit
+    middle      `k` of middling lift
+    least       all but the `k` of largest lift; a `k` below 1 is a share of them
+    random      `k` of those that could be anchors; or as many as `like` picks
+    region      all of a region
+    positions   counted from the sample's first token
+    first       the sample's first token
+    """
+
+    rule: str
+    k: float = 1
+    of: str = "before"  # anchors of the step before | now | of the first step
+    layer: int | None = None  # of that layer instead of the one that is edited
+    rows: str = "all"  # lift over all rows | masked: those that stand on a mask
+    region: str | None = None
+    positions: tuple[int, ...] = ()
+    seed: int = 0
+    like: Keys | None = None
+
+    def __post_init__(self) -> None:
+        for what, given, allowed in (
+            ("rule for keys", self.rule, RULES),
+            ("step of anchors", self.of, OF),
+            ("rows of anchors", self.rows, ("all", "masked")),
+        ):
+            if given not in allowed:
+                raise unknown(what, str(given), allowed)
+        whole = isinstance(self.k, int) and self.k >= 1
+        if not whole and not (self.rule == "least" and isinstance(self.k, float) and 0 < self.k < 1):
+            raise UserError(f"k is how many keys, 1 or more, got {self.k!r}")
+
+    @property
+    def ranked(self) -> bool:
+        return self.rule in ("anchors", "middle", "least")
 
 
 @dataclass(frozen=True)
 class Edit:
     """One change inside the attention call; `None` selects everything along that axis.
 
-    bias   add `amount` (−inf masks) to the scores of `keys` for `queries`
-    move   the mass a row puts on `keys` goes to `to`
-    scale  multiply `what` ("key" or "value") of `keys` by `amount`
-    zero   the output of `heads` becomes zero
+    bias     add `amount` (−inf hides) to the scores of `keys` for `queries`
+    move     the mass a row puts on `keys` goes to `to`, rank by rank; without `to` over all keys it sees
+    scale    multiply `what` ("key" or "value") of `keys` by `amount`
+    zero     the output of `heads` becomes zero
+    sink     an extra key with the score `amount` and a value of zero
+    freeze   queries and keys stay those of the first of `steps`; values are today's
+    replace  another `token` stands at `keys` when the model looks
+    drop     the sample's first token is not there
     """
 
     primitive: str
     steps: tuple[int, ...] | None = None
     layers: tuple[int, ...] | None = None
     heads: tuple[int, ...] | None = None
-    queries: tuple[int, ...] | None = None
-    keys: tuple[int, ...] | None = None
-    to: tuple[int, ...] | None = None
+    queries: str | None = None  # a region, or `masked`, `committed`, `prompt`
+    keys: Keys | None = None
+    to: Keys | None = None
     what: str | None = None
     amount: float | None = None
+    token: str | int | None = None
+    name: str = ""  # the recipe as it was written
 
     def __post_init__(self) -> None:
         if self.primitive not in PRIMITIVES:
             raise unknown("edit primitive", self.primitive, PRIMITIVES)
-        needs = {"bias": ("amount",), "move": ("keys", "to"), "scale": ("what", "amount"), "zero": ("heads",)}
-        for name in needs[self.primitive]:
+        needs = {"bias": ("keys", "amount"), "move": ("keys",), "scale": ("keys", "what", "amount"), "zero": ("heads",),
+                 "sink": ("amount",), "freeze": ("steps",), "replace": ("keys", "token")}  # fmt: skip
+        for name in needs.get(self.primitive, ()):
             if getattr(self, name) is None:
                 raise UserError(f"edit '{self.primitive}' needs `{name}`")
         if self.what not in (None, "key", "value"):
             raise unknown("operand of an edit", self.what, ("key", "value"))
+        for name in ("steps", "layers", "heads"):
+            given = getattr(self, name)
+            if given is not None and not (given and all(isinstance(i, int) and i >= 0 for i in given)):
+                raise UserError(f"{name} of an edit are whole numbers from 0 on, got {given!r}")
+        counted = [keys for keys in (self.keys, self.to) if keys is not None and keys.rule in ("least", "region")]
+        if self.primitive == "move" and counted:
+            raise UserError(f"mass is moved between counted keys, not between all of '{counted[0].rule}'")
+
+    def __str__(self) -> str:
+        return self.name or self.primitive
+
+    def acts(self, step: int, layer: int) -> bool:
+        return (self.steps is None or step in self.steps) and (self.layers is None or layer in self.layers)

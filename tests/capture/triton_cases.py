@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 
 import torch
 from calls import call_of, mask, off, probabilities
 
-from floatscope.capture import column_kernel, columns
+from floatscope.capture import column_kernel, columns, dense
 from floatscope.capture.ask import Ask, row_mean
 from floatscope.capture.attention import attend
+from floatscope.capture.changes import Bias, Changes
 from floatscope.capture.received import backend_for, receive
 
 PRIMITIVE = {
@@ -33,6 +35,9 @@ PRIMITIVE = {
     "full, 37 groups, 19 carried": {"kind": "full", "queries": 40, "keys": 40, "groups": 37, "carried": 19},
     "causal, 3 groups, 40 carried": {"kind": "causal", "queries": 40, "keys": 40, "groups": 3, "carried": 40},
     "full, wide heads": {"kind": "full", "queries": 40, "keys": 40, "dim": 128},
+    "full, hidden keys": {"kind": "full", "queries": 70, "keys": 70, "side": "left", "hides": True},
+    "causal, hidden keys, GQA": {"kind": "causal", "queries": 70, "keys": 70, "repeats": 2, "hides": True},
+    "causal, hidden keys, cached": {"kind": "causal", "queries": 5, "keys": 70, "hides": True},
     "causal, another scaling": {"kind": "causal", "queries": 40, "keys": 40, "scaling": 0.9},
 }
 COLUMNS = {
@@ -44,10 +49,14 @@ COLUMNS = {
 
 
 def primitive(
-    kind, queries, keys, side="none", repeats=1, groups=16, carried=4, dim=16, scaling=None
+    kind, queries, keys, side="none", repeats=1, groups=16, carried=4, dim=16, scaling=None, hides=False
 ) -> dict[str, float]:
     m = mask(kind, 2, queries, keys, side)
     call = call_of(m, 4 if repeats > 1 else 2, repeats, dim, scaling=scaling)
+    if hides:  # from half of the rows, and every other key has a number added to its score
+        numbers = torch.where(torch.rand(2, call.query.shape[1], keys) < 0.3, -torch.inf, torch.randn(2, 1, keys))
+        changes = Changes((Bias(numbers, torch.rand(2, queries) < 0.5, hides=True),))
+        call = replace(call, changes=changes)
     counts = m.standing[..., None]
     weights = torch.rand(2, queries, groups) * counts
     entropy = row_mean(m.standing, m.table.sum(-1)[:, 0].float())
@@ -55,7 +64,7 @@ def primitive(
     lse = attend(call).lse
     assert backend_for(call) == "triton"
     got = receive(call, lse, Ask(weights, entropy), carry)
-    A = probabilities(call, m)
+    A = dense.matrix(call) if hides else probabilities(call, m)
     rows = -torch.where(A > 0, A * A.clamp_min(1e-300).log(), 0.0).sum(-1)
     want = torch.einsum("bhij,big->bhgj", A, weights.double())
     onward = (A @ carry.double()[:, None]).mean(1)

@@ -103,9 +103,13 @@ class Layer:
     residual: Callable[[], Tensor | None] = lambda: None
 
 
+Change = Callable[[Attention, int, CanvasState], Attention]
+"""What an intervention makes of the attention call of a layer."""
+
+
 class Watcher:
-    def __init__(self, watch: Watch, rows: bool = False) -> None:
-        self.watch, self.rows = watch, rows
+    def __init__(self, watch: Watch, rows: bool = False, change: Change | None = None) -> None:
+        self.watch, self.rows, self.change = watch, rows, change
         self.fields = frozenset(watch.names)
         self.layers: list[str] = []  # names, in the order the last forward met them
         self.layer_visibility: list[int] = []  # which of the step's visibilities each layer has
@@ -135,6 +139,8 @@ class Watcher:
     def attend(self, call: Attention, layer: Layer) -> Float[Tensor, "batch head query value_dim"]:
         """Run one attention call; if a forward is being watched, reduce it too."""
         call = replace(call, visible=call.visible.to(call.query.device))
+        if self.change is not None and self._canvas is not None:
+            call = self.change(call, len(self._raws), self._canvas)
         done = attend(call)
         if self._canvas is None:
             return done.output

@@ -1,0 +1,295 @@
+"""Edits at work in one decoding: before each attention call they become `Changes`, from what was attended to before.
+
+    work = Intervention(edits_of("mask_anchors(k=5)"), model, samples)
+    canvas = work.seen(canvas)                       # what the model looks at: tokens replaced, the first one dropped
+    call = work.change(call, layer, canvas)          # by the watcher, for every layer
+    work.idle                                        # edits that picked nothing, and how often
+
+Anchors are those of the attention as the model computes it at that place, the edit itself left out: else what is hidden
+in one step would be no anchor in the next, and be shown again. A causal model with a cache computes each row once, so
+what its keys received is added up from step to step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from floatscope.capture.ask import Ask
+from floatscope.capture.attention import Attention, attend, full_precision
+from floatscope.capture.changes import NOWHERE, Bias, Changes, Move
+from floatscope.capture.fields import ELIGIBLE
+from floatscope.capture.plan import expectation
+from floatscope.capture.received import receive
+from floatscope.errors import UserError
+from floatscope.intervene.picking import Ranking, Scene, as_mask, pick
+from floatscope.models import Model
+from floatscope.values import CanvasState, Edit, Keys, State
+
+OF_CANVAS = ("replace", "drop")
+
+
+@dataclass
+class Received:
+    """What the keys of one layer received in all rows so far, and what uniform attention would have given them."""
+
+    received: Float[Tensor, "batch head key"]
+    uniform: Float[Tensor, "batch key"]
+    seen: Float[Tensor, "batch key"]
+    count: Float[Tensor, " batch"]
+
+    def with_more(self, later: Received) -> Received:
+        more = later.uniform.shape[-1] - self.uniform.shape[-1]
+        earlier = [F.pad(x, (0, more)) for x in (self.received, self.uniform, self.seen)]
+        added = [a + b for a, b in zip(earlier, (later.received, later.uniform, later.seen), strict=True)]
+        return Received(added[0], added[1], added[2], self.count + later.count)
+
+    @property
+    def ranking(self) -> Ranking:
+        eligible = (self.seen >= self.count.clamp(1, ELIGIBLE)[:, None]) & (self.uniform > 0)
+        return Ranking(eligible, self.received / self.uniform.clamp_min(1e-30)[:, None])
+
+
+@dataclass
+class Intervention:
+    edits: tuple[Edit, ...]
+    model: Model
+    samples: Sequence[str]
+    _calls: Counter[Edit] = field(default_factory=Counter)  # how often an edit was at work
+    _empty: dict[Edit, Tensor] = field(default_factory=dict)  # and how often it picked nothing; read when all is done
+    _step: int = -1
+    _now: dict[tuple[int, str], Ranking] = field(default_factory=dict)  # by layer and rows
+    _before: dict[tuple[int, str], Ranking] = field(default_factory=dict)
+    _first: dict[tuple[int, str], Ranking] = field(default_factory=dict)
+    _sums: dict[tuple[int, str], Received] = field(default_factory=dict)  # of a cached model
+    _frozen: dict[tuple[Edit, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
+    _expected: dict[tuple[object, str], tuple[Ask, Received]] = field(default_factory=dict)  # this step's
+
+    @property
+    def idle(self) -> list[str]:
+        """A sentence for every edit that picked no key somewhere."""
+        empty = {edit: int(count) for edit, count in self._empty.items()}
+        return [f"{edit} picked nothing {n} of {self._calls[edit]} times" for edit, n in empty.items() if n]
+
+    def looks_first(self, canvas: CanvasState) -> bool:
+        """Whether the anchors must be known before the first forward: a token is replaced before it is attended to."""
+        return canvas.step == 0 and any(e.primitive == "replace" and _ranked(e) and e.acts(0, 0) for e in self.edits)
+
+    def seen(self, canvas: CanvasState) -> CanvasState:
+        """The canvas as the model is to see it."""
+        for edit in self.edits:
+            if edit.primitive in OF_CANVAS and (edit.steps is None or canvas.step in edit.steps):
+                canvas = self._dropped(edit, canvas) if edit.primitive == "drop" else self._replaced(edit, canvas)
+        return canvas
+
+    def change(self, call: Attention, layer: int, canvas: CanvasState) -> Attention:
+        """The call with what the edits make of it."""
+        if canvas.step != self._step:
+            self._step, self._before, self._now, self._expected = canvas.step, self._now, {}, {}
+        for rows in sorted({keys.rows for edit in self.edits for keys in _ranks_at(edit, layer, canvas.step)}):
+            self._rank(call, layer, canvas, rows)
+        scene = Scene(canvas, layer, call.query.shape[1], self.samples)
+        biases: list[Bias] = []
+        moves: list[Move] = []
+        sink = silent = None
+        for edit in self.edits:
+            if edit.primitive == "freeze":
+                call = self._freeze(edit, call, layer, canvas.step)
+                continue
+            if edit.primitive in OF_CANVAS or not edit.acts(canvas.step, layer):
+                continue
+            heads = _heads(edit, call)
+            if edit.primitive == "zero":
+                silent = heads if silent is None else silent | heads
+            elif edit.primitive == "sink":
+                assert edit.amount is not None
+                sink = torch.where(heads, edit.amount, -torch.inf if sink is None else sink)
+            else:
+                picked = self._pick(edit, edit.keys, scene)
+                picked = picked.masked_fill(~heads[:, None], NOWHERE)
+                queries = _queries(edit, scene, call)
+                self._count(edit, picked if queries is None else picked.where(queries.any(), NOWHERE))
+                if edit.primitive == "scale":
+                    call = _scaled(edit, call, picked)
+                elif edit.primitive == "bias":
+                    biases.append(_bias(edit, picked, queries, call.visible.keys))
+                else:
+                    moves.append(Move(picked, None if edit.to is None else self._to(edit, picked, scene), queries))
+        if not biases and not moves and sink is None and silent is None:
+            return call
+        return replace(call, changes=Changes(tuple(biases), sink, tuple(moves), silent))
+
+    # --- anchors ----------------------------------------------------------------------------------------------------
+
+    def _pick(self, edit: Edit, keys: Keys | None, scene: Scene) -> Tensor:
+        assert keys is not None
+        return pick(keys, self._ranking(keys, scene), scene)
+
+    def _to(self, edit: Edit, source: Tensor, scene: Scene) -> Tensor:
+        target = self._pick(edit, edit.to, scene)
+        return F.pad(target, (0, source.shape[-1] - target.shape[-1]), value=NOWHERE)
+
+    def _ranking(self, keys: Keys, scene: Scene) -> Ranking | None:
+        if not _needs_ranking(keys):
+            return None
+        like = keys.like or keys
+        at = (scene.layer if like.layer is None else like.layer, like.rows)
+        found = {"now": self._now, "first": self._first, "before": self._before or self._now}[like.of]
+        return found.get(at) or self._now[at]
+
+    def _rank(self, call: Attention, layer: int, canvas: CanvasState, rows: str) -> None:
+        """What this layer attends to before it is edited."""
+        at, plain = (layer, rows), replace(call, changes=None)
+        with torch.no_grad(), full_precision():
+            ask, expected = self._uniform(plain, canvas, rows)
+            got = receive(plain, attend(plain).lse, ask).received[:, :, 0]
+        total = replace(expected, received=got)
+        if call.visible.queries < call.visible.keys and at in self._sums:
+            total = self._sums[at].with_more(total)
+        self._sums[at] = total
+        self._now[at] = total.ranking
+        if canvas.step == 0:
+            self._first[at] = self._now[at]
+
+    def _uniform(self, call: Attention, canvas: CanvasState, rows: str) -> tuple[Ask, Received]:
+        """Once for all layers that see alike: which rows count, and what they would give if they looked evenly."""
+        see = call.visible
+        key = (see.kind, see.queries, see.keys, see.size, id(see.valid), id(see.mask), id(see.rule)), rows
+        if key not in self._expected:
+            first = see.keys - see.queries
+            counted = canvas.valid[:, first:]
+            if rows == "masked" and bool(canvas.masked.any()):
+                counted = counted & canvas.masked[:, first:]
+            weights = counted[..., None].float()
+            want = expectation(see, weights)
+            count = want.count[:, 0]
+            uniform = want.uniform[:, 0] * count[:, None]
+            nothing = uniform.new_zeros(len(weights), 1, see.keys)
+            self._expected[key] = (
+                Ask(weights, memberships=True),
+                Received(nothing, uniform.expand(len(weights), -1), want.seen[:, 0].expand(len(weights), -1), count),
+            )
+        return self._expected[key]
+
+    # --- what is not attention --------------------------------------------------------------------------------------
+
+    def _freeze(self, edit: Edit, call: Attention, layer: int, step: int) -> Attention:
+        assert edit.steps is not None
+        if edit.layers is not None and layer not in edit.layers:
+            return call
+        if step == edit.steps[0]:
+            self._frozen[edit, layer] = call.query, call.key
+        held = self._frozen.get((edit, layer))
+        if held is None or step == edit.steps[0]:
+            return call
+        heads = _heads(edit, call)
+        if bool(heads.all()):
+            return replace(call, query=held[0], key=held[1])
+        key, value = (x.repeat_interleave(call.repeats, 1) for x in (call.key, call.value))
+        was = held[1].repeat_interleave(call.repeats, 1)
+        query = torch.where(heads[:, None, None], held[0], call.query)
+        return replace(call, query=query, key=torch.where(heads[:, None, None], was, key), value=value)
+
+    def _dropped(self, edit: Edit, canvas: CanvasState) -> CanvasState:
+        at = canvas.valid.int().argmax(-1)[:, None]
+        begins = canvas.tokens.gather(-1, at) == (-1 if self.model.spec.bos_id is None else self.model.spec.bos_id)
+        self._count(edit, at.masked_fill(~begins, NOWHERE))
+        first = torch.zeros_like(canvas.valid).scatter_(-1, at, begins)
+        return replace(canvas, states=canvas.states.masked_fill(first, int(State.PAD)))
+
+    def _replaced(self, edit: Edit, canvas: CanvasState) -> CanvasState:
+        keys = edit.keys
+        assert keys is not None
+        scene = Scene(canvas, -1, 1, self.samples)
+        ranking = None
+        if _needs_ranking(keys):
+            lifts = [ranked for (_, rows), ranked in self._now.items() if rows == keys.rows]
+            if not lifts:
+                return canvas
+            told = lifts[0].of(canvas.tokens.shape[1])
+            known = [x.of(canvas.tokens.shape[1]).lift for x in lifts]
+            mean = torch.stack([x.mean(1, keepdim=True) for x in known if x is not None]).mean(0) if known else None
+            ranking = Ranking(told.eligible & ~canvas.masked, mean)
+        picked = pick(keys, ranking, scene)
+        self._count(edit, picked)
+        there = as_mask(picked, canvas.tokens.shape[1])[:, 0] & ~canvas.masked
+        return replace(canvas, tokens=canvas.tokens.masked_fill(there, token_of(edit, self.model)))
+
+    def _count(self, edit: Edit, picked: Tensor) -> None:
+        nothing = (picked == NOWHERE).all().long()
+        self._calls[edit] += 1
+        self._empty[edit] = self._empty[edit] + nothing if edit in self._empty else nothing
+
+
+def token_of(edit: Edit, model: Model) -> int:
+    """The token that is put in another's place."""
+    spec, wanted = model.spec, edit.token
+    if isinstance(wanted, int):
+        return wanted
+    if wanted == "mask":
+        if spec.mask_id is None:
+            raise UserError(f"{spec.name} has no mask token to put in another's place; name another token")
+        return spec.mask_id
+    if model.text is None:
+        raise UserError(f"{spec.name} has no tokenizer, so a token is named by its id, as in replace_token(token=13)")
+    text = "\n" if wanted == "newline" else str(wanted)
+    ids = [i for i in model.text.encode(text) if i not in model.text.special_ids]
+    if len(ids) != 1:
+        raise UserError(f"{text!r} is {len(ids)} tokens to {spec.name}; name a text that is one, or its id")
+    return ids[0]
+
+
+def _ranked(edit: Edit) -> bool:
+    return any(_needs_ranking(keys) for keys in (edit.keys, edit.to) if keys is not None)
+
+
+def _needs_ranking(keys: Keys) -> bool:
+    return keys.ranked or keys.rule == "random"
+
+
+def _ranks_at(edit: Edit, layer: int, step: int) -> Iterator[Keys]:
+    """The rules of an edit that want to know what this layer attends to in this step."""
+    for keys in (edit.keys, edit.to):
+        if keys is None or not _needs_ranking(keys):
+            continue
+        told = keys.like or keys
+        here = told.layer == layer if told.layer is not None else edit.layers is None or layer in edit.layers
+        if edit.primitive == "replace" or (here and (told.of != "first" or step == 0)):
+            yield told
+
+
+def _heads(edit: Edit, call: Attention) -> Bool[Tensor, " head"]:
+    H = call.query.shape[1]
+    chosen = torch.ones(H, dtype=torch.bool, device=call.query.device)
+    if edit.heads is not None:
+        chosen[:] = False
+        chosen[list(edit.heads)] = True
+    return chosen
+
+
+def _queries(edit: Edit, scene: Scene, call: Attention) -> Bool[Tensor, "batch query"] | None:
+    if edit.queries is None:
+        return None
+    return scene.region(edit.queries)[:, call.visible.keys - call.visible.queries :]
+
+
+def _bias(edit: Edit, picked: Tensor, queries: Tensor | None, keys: int) -> Bias:
+    assert edit.amount is not None
+    amount = torch.where(as_mask(picked, keys), edit.amount, 0.0)
+    return Bias(amount, queries, hides=edit.amount == -float("inf"))
+
+
+def _scaled(edit: Edit, call: Attention, picked: Tensor) -> Attention:
+    """Keys or values of every query head by itself: heads that share them may be scaled differently."""
+    assert edit.amount is not None
+    factor = torch.where(as_mask(picked, call.visible.keys), edit.amount, 1.0)[..., None]
+    key, value = (x.repeat_interleave(call.repeats, 1) for x in (call.key, call.value))
+    if edit.what == "key":
+        return replace(call, key=(key * factor).to(key.dtype), value=value)
+    return replace(call, key=key, value=(value * factor).to(value.dtype))
