@@ -160,7 +160,7 @@ class Keys:
     """
 
     rule: str
-    k: float = 1
+    k: int | float = 1
     of: str = "before"  # anchors of the step before | now | of the first step
     layer: int | None = None  # of that layer instead of the one that is edited
     rows: str = "all"  # lift over all rows | masked: those that stand on a mask
