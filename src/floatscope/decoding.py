@@ -40,6 +40,7 @@ def decode(
     chat: bool | None = None,
     infill: bool = False,
     behind: Sequence[int] = (),
+    forced: Sequence[Sequence[int]] | None = None,
     samples: Sequence[str] | None = None,
     regions: Regions | None = None,
     edits: str | Edit | Sequence[str | Edit] = (),
@@ -52,6 +53,9 @@ def decode(
     one (`chat=False`: never). `infill` fills the masks inside the prompts and appends none unless `new_tokens` says so.
     `behind` are tokens that stand behind the new ones; masks among them are never filled.
     `edits` change the attention: recipes such as "mask_anchors(k=5)", or `Edit`s.
+    `forced` gives the new tokens of each prompt (teacher forcing): the model's own proposals decide when a position is
+    committed, these tokens are written, and no end stops it. Their `confidence` is their probability in the
+    distribution that `judged` names: by default the softmax of the model's logits, at temperature 1 and unfiltered.
     `samples` name the prompts in traces and key their randomness. Everything is checked here; decoding begins when the
     first step is asked for.
     """
@@ -74,6 +78,13 @@ def decode(
         settings = {"new_tokens": None, **settings}
         settings["new_tokens"] = 0 if settings["new_tokens"] is None else settings["new_tokens"]
         chat = bool(chat)
+    if forced is not None:  # what is given is the answer: it says how long that is, and no end stops it
+        if infill or settings.get("stop"):
+            clash = "infill fills the masks inside a prompt" if infill else "stop ends a text where it ends"
+            raise UserError(f"forced gives all new tokens, and {clash}; leave one of them out")
+        forced = asked.forced_ids(model, forced)
+        settings = {"new_tokens": None, **settings, "stop": False}
+        settings["new_tokens"] = len(forced[0]) if settings["new_tokens"] is None else settings["new_tokens"]
     how = sampling(model.spec.family, preset, **settings)
     if behind and (model.spec.family == "arm" or not how.new_tokens):
         why = "writes from left to right" if model.spec.family == "arm" else "is asked for no new tokens"
@@ -82,6 +93,8 @@ def decode(
         raise UserError(f"token {wrong[0]} is not in {model.spec.name}'s vocabulary, 0 … {model.vocabulary - 1}")
     ids = asked.token_ids(model, prompts, chat)
     asked.check(model, ids, how.new_tokens + len(behind), infill)
+    if forced is not None:
+        asked.check_forced(forced, len(ids), how.new_tokens)
     if samples is not None and (isinstance(samples, str) or not all(isinstance(name, str) for name in samples)):
         raise UserError(f"samples are a list of names, one for each prompt, got {samples!r}")
     names = [str(i) for i in range(len(ids))] if samples is None else list(samples)
@@ -95,19 +108,20 @@ def decode(
     if changes and (how.guidance or (watch is not None and watch.influence)):
         raise UserError(f"edits and {'guidance' if how.guidance else 'influence'} do not go together; leave one out")
     template = asked.uses_template(model, chat) and not all(_given_as_ids(p) for p in asked.several(prompts))
-    facts = {**_facts(model, how, watch), "template": "chat" if template else None, **(meta or {})}
-    if changes:
-        facts["edits"] = [str(edit) for edit in changes]
+    facts = {**_facts(model, how, watch), "template": "chat" if template else None}
+    facts |= {} if forced is None else {"forced": True}
+    facts |= {"edits": [str(edit) for edit in changes]} if changes else {}
     return Decoding(
         model,
         how,
         canvas.to(model.device),
         names,
         watch,
-        facts,
+        {**facts, **(meta or {})},
         len(suffix) if model.spec.family == "mdm" else 0,
         infill,
         changes,
+        None if forced is None else torch.tensor(forced, device=model.device),
     )
 
 
@@ -124,7 +138,8 @@ class Decoding:
         meta: Mapping[str, Any],
         suffix: int,
         infill: bool,
-        edits: tuple[Edit, ...] = (),
+        edits: tuple[Edit, ...],
+        forced: Tensor | None,
     ) -> None:
         self.model, self.how, self.samples, self.meta = model, how, tuple(samples), dict(meta)
         self.layers: list[Reductions] = []  # what the latest step left behind, if it was watched
@@ -135,7 +150,7 @@ class Decoding:
         self._recorder: Recorder | None = None
         self._done: list[Step] = []
         self._broken: str | None = None
-        self._rest = _run(model, how, canvas, self.samples, suffix, self._watcher, self._intervention)
+        self._rest = _run(model, how, canvas, self.samples, suffix, self._watcher, self._intervention, forced)
 
     def __iter__(self) -> Iterator[Step]:
         """The steps from the first on; those that have not happened happen now."""
@@ -249,6 +264,7 @@ def _run(
     suffix: int,
     watcher: Watcher | None,
     intervention: Intervention | None,
+    forced: Tensor | None,
 ) -> Iterator[tuple[Step, list[Reductions], Tensor | None]]:
     """The steps, each with what its forward left behind and, if asked for, the influence on its commits [commit, key].
 
@@ -272,7 +288,7 @@ def _run(
 
     with nullcontext() if watcher is None else into(model.module, watcher):
         if spec.family == "arm":
-            steps = autoregress(forward, canvas, how, end_ids=spec.stop_ids, samples=samples)
+            steps = autoregress(forward, canvas, how, end_ids=spec.stop_ids, samples=samples, forced=forced)
         else:
             assert spec.mask_id is not None
             steps = denoise(
@@ -285,6 +301,7 @@ def _run(
                 samples=samples,
                 suffix=suffix,
                 unguided=model.forward,
+                forced=forced,
             )
         for step in steps:
             layers = [] if watcher is None else watcher.finish(step.commits)

@@ -71,6 +71,38 @@ def check(model: Model, prompts: Sequence[Sequence[int]], new_tokens: int, infil
             raise UserError(f"prompt {number} is empty, and an autoregressive model needs a token to begin with")
 
 
+def forced_ids(model: Model, forced: Any) -> list[list[int]]:
+    """A list of token ids per prompt, all of them tokens that can be written."""
+    if not hasattr(forced, "__len__") or not len(forced):
+        raise UserError(f"forced is a list of token ids for each prompt, got {_brief(forced)}")
+    return [written_ids(model, row, f"forced text {number}") for number, row in enumerate(forced)]
+
+
+def written_ids(model: Model, row: Any, name: str) -> list[int]:
+    """Token ids that can be written: known ones, and no mask."""
+    if _is_token(row) or not hasattr(row, "__len__") or not all(map(_is_token, row)):
+        raise UserError(f"{name} must be a list of token ids, got {_brief(row)}")
+    for token in row:
+        if not 0 <= token < model.vocabulary:
+            raise UserError(
+                f"token {token} of {name} is not in {model.spec.name}'s vocabulary, 0 … {model.vocabulary - 1}"
+            )
+        if token == model.spec.mask_id:
+            raise UserError(f"{name} contains the mask token ({token}); take it out")
+    return [int(token) for token in row]
+
+
+def check_forced(forced: Sequence[Sequence[int]], prompts: int, new_tokens: int) -> None:
+    """One text for each prompt, all as long as the answer."""
+    if len(forced) != prompts:
+        raise UserError(f"{len(forced)} forced texts for {prompts} prompts; give one for each")
+    for number, row in enumerate(forced):
+        if len(row) != new_tokens:
+            raise UserError(
+                f"forced text {number} has {len(row)} tokens and {new_tokens} new ones are asked for; give as many"
+            )
+
+
 def _encoded(model: Model, prompt: Any, chat: bool | None) -> list[int]:
     if isinstance(prompt, bytes) or not hasattr(prompt, "__len__"):
         raise UserError(f"{KINDS}, got {_brief(prompt)}")

@@ -43,7 +43,7 @@ def fixed_model(logits: torch.Tensor):
 
 def filled(forward, prompts, *, mask_id=MASK, suffix=(), regions=None, samples=None, **given) -> list[Step]:
     """All steps of `denoise`; what is not an argument of it is a setting."""
-    own = {k: given.pop(k) for k in ("shift", "end_ids", "unguided") if k in given}
+    own = {k: given.pop(k) for k in ("shift", "end_ids", "unguided", "forced") if k in given}
     how = sampling("mdm", given.pop("preset", None), **given)
     canvas = canvas_of(prompts, how.new_tokens, mask_id, suffix=suffix, regions=regions)
     own |= {"samples": samples, "suffix": len(suffix)}

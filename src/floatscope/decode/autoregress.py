@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from floatscope.decode.canvas import first_positions
 from floatscope.decode.noise import step_keys
@@ -29,10 +31,13 @@ def autoregress(
     *,
     end_ids: Sequence[int] = (),
     samples: Sequence[str] | None = None,
+    forced: Int[Tensor, "batch new"] | None = None,
 ) -> Iterator[Step]:
     """One `Step` per token until every sample has ended or has all its new tokens.
 
-    The canvas is the prompts; its regions may already be those of the full length.
+    The canvas is the prompts; its regions may already be those of the full length. `forced`: the new tokens, written
+    instead of the drawn ones; confidences are then theirs, in the distribution that is judged (by default the softmax
+    of the logits).
     """
     device, regions = canvas.tokens.device, canvas.regions
     names = [str(b) for b in range(len(canvas.tokens))] if samples is None else samples
@@ -46,7 +51,7 @@ def autoregress(
             logits = forward(before, slice(length - 1, length))[:, 0]
             keys = step_keys(how.seed, names, step, "token").to(device)
             token, log_p = draw(logits, how, tuple(end_ids), keys, length - first)
-            token = torch.where(active, token, canvas.tokens[:, -1])
+            token = torch.where(active, token if forced is None else forced[:, step], canvas.tokens[:, -1])
             probability = log_p.gather(-1, token[:, None])[:, 0].exp()
             sample = active.nonzero()[:, 0]
             at = torch.full_like(sample, length)

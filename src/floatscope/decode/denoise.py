@@ -42,15 +42,21 @@ def denoise(
     samples: Sequence[str] | None = None,
     suffix: int = 0,
     unguided: Forward | None = None,
+    forced: Int[Tensor, "batch new"] | None = None,
 ) -> Iterator[Step]:
     """One `Step` per forward until nothing is masked.
 
     `shift`: row p decides position p + 1. `end_ids`: eos, then other tokens that end a text. `samples` name the rows
     for their randomness. `suffix`: how many positions stand behind the new tokens. `unguided` runs the second forward
     of classifier-free guidance (default: `forward` does).
+
+    `forced`: the new tokens. The model's own proposals decide when each position is committed, as without it; what is
+    written there is the forced token, and its confidence is the probability it has in the distribution that is judged
+    (by default the softmax of the logits).
     """
     names = [str(b) for b in range(len(canvas.tokens))] if samples is None else samples
-    loop = _Denoiser(forward, unguided or forward, how, mask_id, shift, tuple(end_ids), names)
+    laid = None if forced is None else _laid(forced, canvas, suffix)
+    loop = _Denoiser(forward, unguided or forward, how, mask_id, shift, tuple(end_ids), names, laid)
     history = how.arguments.get("history")
     drift = None if history is None else Drift(canvas.tokens, history)
     blocks = Blocks(canvas, how, suffix)
@@ -66,6 +72,13 @@ def denoise(
             canvas = replace(before, tokens=tokens, states=states)
             blocks.advance(canvas, end_ids if how.stop else ())
         yield Step(before, canvas, commits)
+
+
+def _laid(forced: Tensor, canvas: CanvasState, suffix: int) -> Int[Tensor, "batch position"]:
+    """The forced tokens at their positions in the canvas."""
+    laid, stop = canvas.tokens.clone(), canvas.tokens.shape[1] - suffix
+    laid[:, stop - forced.shape[1] : stop] = forced
+    return laid
 
 
 @dataclass(frozen=True)
@@ -96,6 +109,7 @@ class _Denoiser:
     shift: bool
     end_ids: tuple[int, ...]
     samples: Sequence[str]
+    forced: Int[Tensor, "batch position"] | None
 
     def commit(self, canvas: CanvasState, blocks: Blocks, drift: Drift | None) -> Commits:
         """One forward, and what the rule commits of it."""
@@ -108,7 +122,9 @@ class _Denoiser:
             token, log_p = draw(logits[at], how, self.end_ids, keys[at], places.own[at])
             these = Candidates(log_p, token, places.offset[at])
             score = rule.score(these, **{name: how.arguments[name] for name in rule.scored_by})
-            parts.append((token, these.probability, score))
+            if self.forced is not None:
+                these = replace(these, token=self.forced[places.sample[at], places.position[at]])
+            parts.append((these.token, these.probability, score))
             distributions += [log_p] if drift else []
         token, probability, score = (torch.cat(part) for part in zip(*parts, strict=True))
         moved = drift.since(torch.cat(distributions), places.sample, places.position) if drift else score
