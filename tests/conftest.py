@@ -22,6 +22,7 @@ ROOMS = (
     "doctor",
     "evaluating",
     "lens",
+    "likelihood",
     "models",
     "posing",
     "prompts",

@@ -22,6 +22,7 @@ _HOME = {
     "decode": "decoding",
     "final_state": "decoding",
     "lens": "lens",
+    "answer_nll": "likelihood",
     "trace_samples": "tracing",
     "watch": "watching",
     "UserError": "errors",
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from floatscope.decoding import Decoding, decode, final_state
     from floatscope.errors import UserError
     from floatscope.lens import lens
+    from floatscope.likelihood import answer_nll
     from floatscope.models import Model, ModelSpec, load, untrained, write_checkpoint, write_random
     from floatscope.trace import Run, Trace, create_run, forecast, open_run
     from floatscope.tracing import trace_samples
