@@ -30,6 +30,7 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/page_speed.py
 	$(BIN)/python benchmarks/index_speed.py
 	$(BIN)/python benchmarks/eval_speed.py
+	$(BIN)/python benchmarks/edit_cost.py
 
 $(VENV)/.bench: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[bench]"

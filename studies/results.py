@@ -11,16 +11,21 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
+from claims import claims
+
 import floatscope as fs
-from floatscope.evaluating import evaluate
+from floatscope.analysis.estimate import estimate
+from floatscope.evaluating import evaluate, open_evaluation
 from floatscope.report.scores import compared, written
 from floatscope.stressing import curve, gap, stress
 from floatscope.tasks.read import read_samples
 from floatscope.tasks.sample import Sample
-from floatscope.trace.record import provenance
+from floatscope.trace.record import read_record
 from floatscope.twins.heldout import read
+from floatscope.twins.world import few_shot
 
 PAGE = Path(__file__).parent.parent / "docs" / "results.md"
 TWINS = ("arm", "mdm", "mdm-adapted")
@@ -64,10 +69,11 @@ def main() -> None:
     args = parser.parse_args()
     HOW["batch"] = args.batch
     parts = [HEAD, *twins(args.out, args.limit, args.twins)]
+    if table := list(claims(args.out, args.twins)):
+        parts += [CLAIMS, *table]
     if args.real and args.qa:
         parts += real(args.real, args.qa, args.out / "real", args.real_limit)
-    made = provenance()
-    parts.append(f"---\n\nMade on {made['device']}, floatscope {made['floatscope']}, torch {made['torch']}.\n")
+    parts.append(f"---\n\nfloatscope {fs.__version__}. The runs were made on {machines(args.out)}.\n")
     args.page.write_text("\n".join(parts))
 
 
@@ -76,6 +82,14 @@ HEAD = """# Results
 Written by `python studies/results.py` from fresh runs. Scores are percent with 95 % intervals, bootstrapped over
 questions; *gain* is with passages less without, question by question. *Gold* is the attention the rows that decide the
 answer give to the gold passage, mean over layers and heads, as lift: 1 is its share of the canvas.
+"""
+
+
+CLAIMS = """## What the twins say of the claims
+
+A claim compares what a change does to the MDM with what it does to the ARM, in points, question by question; it holds
+where the 95 % interval of that difference lies above zero. The twins have 7 million parameters and read worlds made up
+for them: a claim that fails here may hold at 8 billion, and one that holds here shows that size is not needed for it.
 """
 
 
@@ -88,15 +102,26 @@ def twins(out: Path, limit: int, names: Sequence[str]) -> Iterator[str]:
             for passages in settings:
                 folders.append(asked(model, samples, out / f"{data}-{passages}" / name, passages, data))
         yield f"`{data}`, {limit} questions\n\n{written(compared(folders), 'md')}"
-    samples, folders = read("few-shot")[:limit], []
-    for name, model in models.items():
-        folders.append(asked(model, samples, out / "few-shot" / name, "all", "few-shot"))
-    yield f"`few-shot`, a rule from four examples, {limit} questions, chance 33\n\n{written(compared(folders), 'md')}"
+    yield "### How many examples does a rule take?\n\nWhich of three words is meant; chance 33\n"
+    yield examples(models, out / "examples", limit)
     for kind, data, options, question in STRESS:
         able = [name for name in names if kind != "masks" or models[name].spec.family == "mdm"]
         if able:
             yield f"### {question}\n\n`--kind {kind}` on `{data}`\n"
             yield points([under(models[name], read(data)[:limit], out / kind / name, kind, options) for name in able])
+
+
+def examples(models: dict[str, fs.Model], out: Path, limit: int) -> str:
+    """Accuracy against the number of examples, on fresh questions."""
+    lines = [["examples", *models], ["---"] * (1 + len(models))]
+    for shots in (1, 2, 4, 6):
+        samples = [few_shot(Random(f"{shots} {i}"), f"rule-{i}", shots) for i in range(limit)]
+        folders = [asked(model, samples, out / f"{shots}" / name, "all", f"{shots}") for name, model in models.items()]
+        scores = [estimate(open_evaluation(folder).table, "acc").iloc[0] for folder in folders]
+        lines.append(
+            [str(shots), *(f"{100 * s['mean']:.1f} [{100 * s['low']:.1f}, {100 * s['high']:.1f}]" for s in scores)]
+        )
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
 def real(name: str, qa: Path, out: Path, limit: int) -> Iterator[str]:
@@ -113,6 +138,11 @@ def real(name: str, qa: Path, out: Path, limit: int) -> Iterator[str]:
     samples = read_samples(qa / REAL["NQ"], limit)
     options = {"documents": 5}
     yield points([under(model, samples, out / "position", "position", options, prompt="instruct", new_tokens=16)])
+
+
+def machines(out: Path) -> str:
+    made = [read_record(path.parent)["provenance"] for path in sorted(out.rglob("run.json"))]
+    return " and ".join(dict.fromkeys(f"{each['device']} (torch {each['torch']})" for each in made))
 
 
 def asked(model: fs.Model, samples: Sequence[Sample], out: Path, passages: int | str, data: str, **more: Any) -> Path:

@@ -7,10 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 from calls import call_of, mask, off, probabilities
+from test_changes import PARTS, some
 from torch.nn import functional
 
+from floatscope.capture import dense
 from floatscope.capture.ask import Ask, row_mean
 from floatscope.capture.attention import Attention, attend
+from floatscope.capture.changes import Changes
 from floatscope.capture.received import backend_for, receive
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
@@ -27,6 +30,19 @@ def on_gpu(call: Attention) -> Attention:
         call.value.cuda(),
         replace(see, valid=None if see.valid is None else see.valid.cuda()),
         call.scaling,
+        None if call.changes is None else moved(call.changes),
+    )
+
+
+def moved(changes: Changes) -> Changes:
+    def there(part):
+        return replace(part, **{k: v.cuda() for k, v in vars(part).items() if isinstance(v, torch.Tensor)})
+
+    return Changes(
+        tuple(map(there, changes.biases)),
+        None if changes.sink is None else changes.sink.cuda(),
+        tuple(map(there, changes.moves)),
+        None if changes.silent is None else changes.silent.cuda(),
     )
 
 
@@ -82,3 +98,21 @@ def test_tf32_allowed_for_the_model_is_not_used_for_the_capture():
     finally:
         torch.set_float32_matmul_precision(before)
     assert off(got.cpu(), want) <= 5e-6
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("side", ["none", "left"])
+@pytest.mark.parametrize("kind", ["full", "causal"])
+@pytest.mark.parametrize("part", PARTS)
+def test_what_is_changed_is_executed_and_captured(part, kind, side, dtype):
+    m = mask(kind, 2, 300, 300, side)
+    call = call_of(m, heads=4, repeats=2, dim=64, dtype=dtype)
+    call = replace(call, changes=some(part, m, 4, torch.Generator().manual_seed(0)))
+    rows = m.standing[:, None, :, None]
+    ask = Ask((torch.rand(2, 300, 3) + 0.1) * m.standing[..., None])
+    gpu = on_gpu(call)
+    done = attend(gpu)
+    got = receive(gpu, done.lse, Ask(ask.weights.cuda()))
+    limit = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}[dtype]
+    assert off((done.output.cpu() * rows).flatten(2), (dense.output(call) * rows).flatten(2)) <= limit
+    assert off(got.received.cpu().flatten(2), dense.receive(call, None, ask).received.flatten(2)) <= LIMIT[dtype]

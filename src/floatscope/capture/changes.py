@@ -99,16 +99,20 @@ class Changes:
         b: int = 0,
     ) -> None:
         """To the scores of rows `at` on `keys`, in place; row i's own key is `stands[i]`. `unit`: what 1 is there."""
-        own = torch.arange(keys.start, keys.stop, device=x.device) == stands[:, None]  # [row, key]
+        own = (stands - keys.start)[None, :, None].expand(len(x), -1, 1)
+        inside = (own >= 0) & (own < x.shape[-1])
+        own = own.clamp(0, x.shape[-1] - 1)
         for bias in self.biases:
-            part = _heads(bias.keys[b], heads)[:, None, keys]  # [h, 1, key]
-            if bias.queries is not None:
-                part = torch.where(bias.queries[b, at, None], part, 0.0)
-            if bias.hides:
-                hidden = part == -torch.inf
-                x.masked_fill_(hidden & ~own, HIDDEN)
-                part = part.masked_fill(hidden, 0.0)
-            x += part * unit
+            number = (_heads(bias.keys[b], heads)[:, None, keys] * unit).clamp_min(HIDDEN)  # [h, 1, key]
+            chosen = None if bias.queries is None else bias.queries[b, at, None].to(x.dtype)
+            before = x.gather(-1, own) if bias.hides else None
+            if chosen is None:
+                x += number
+            else:
+                x.addcmul_(chosen, number)
+            if before is not None:  # a row's own key is not hidden from it
+                hidden = (number.expand(len(x), x.shape[1], -1).gather(-1, own) <= HIDDEN) & inside
+                x.scatter_(-1, own, torch.where(hidden, before, x.gather(-1, own)))
 
     def move_mass(
         self,

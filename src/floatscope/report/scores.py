@@ -31,7 +31,7 @@ HEADS = {
     "acc": "acc",
     "em": "em",
     "f1": "F1",
-    "both": "acc + F1 / 2",
+    "both": "(acc + F1) / 2",
     "gain": "gain, acc",
     "gain_both": "gain, both",
     "abstention": "abstention P / R",
