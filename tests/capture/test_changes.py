@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from test_primitive import ask_of
 
 from floatscope.capture import blocked, dense
-from floatscope.capture.attention import Attention, attend
+from floatscope.capture.attention import Attention
+from floatscope.capture.changed import attend
 from floatscope.capture.changes import NOWHERE, Bias, Changes, Move
 from floatscope.capture.received import backend_for, receive
 

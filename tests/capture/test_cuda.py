@@ -12,7 +12,8 @@ from torch.nn import functional
 
 from floatscope.capture import dense
 from floatscope.capture.ask import Ask, row_mean
-from floatscope.capture.attention import Attention, attend
+from floatscope.capture.attention import Attention
+from floatscope.capture.changed import attend
 from floatscope.capture.changes import Changes
 from floatscope.capture.received import backend_for, receive
 

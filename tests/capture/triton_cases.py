@@ -12,9 +12,9 @@ from dataclasses import replace
 import torch
 from calls import call_of, mask, off, probabilities
 
-from floatscope.capture import column_kernel, columns, dense
+from floatscope.capture import biased_kernel, column_kernel, columns, dense
 from floatscope.capture.ask import Ask, row_mean
-from floatscope.capture.attention import attend
+from floatscope.capture.changed import attend
 from floatscope.capture.changes import Bias, Changes
 from floatscope.capture.received import backend_for, receive
 
@@ -61,14 +61,17 @@ def primitive(
     weights = torch.rand(2, queries, groups) * counts
     entropy = row_mean(m.standing, m.table.sum(-1)[:, 0].float())
     carry = torch.rand(2, keys, carried)
-    lse = attend(call).lse
+    done = attend(call)
+    lse, rows_of = done.lse, counts[:, None]
     assert backend_for(call) == "triton"
+    assert biased_kernel.serves(call) == hides
     got = receive(call, lse, Ask(weights, entropy), carry)
     A = dense.matrix(call) if hides else probabilities(call, m)
     rows = -torch.where(A > 0, A * A.clamp_min(1e-300).log(), 0.0).sum(-1)
     want = torch.einsum("bhij,big->bhgj", A, weights.double())
     onward = (A @ carry.double()[:, None]).mean(1)
     return {
+        "output": off((done.output * rows_of).flatten(2), (dense.output(call) * rows_of).flatten(2)),
         "received": off(got.received, want),
         "entropy": float((got.entropy - (rows * entropy[:, None]).sum(-1)).abs().max()),
         "carried": off((got.carried * counts).flatten(1), (onward * counts).flatten(1)),

@@ -14,6 +14,7 @@ both; what a row has of its own hidden key, of the sink and of moved mass is put
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from floatscope.capture.visibility import HIDDEN
 
+LOG2E = 1.4426950408889634
 NOWHERE = -1
 """No key: a rank for which there is none."""
 
@@ -31,9 +33,10 @@ class Bias:
     queries: Bool[Tensor, "batch query"] | None = None  # None: every row
     hides: bool = False  # holds -inf
 
-    @property
-    def hidden(self) -> Bool[Tensor, "batch h key"]:
-        return self.keys == -torch.inf
+    @cached_property
+    def in_base_2(self) -> Float[Tensor, "batch h key"]:
+        """What is added to exponents of 2; HIDDEN for −inf."""
+        return (self.keys.float() * LOG2E).clamp_min(HIDDEN)
 
 
 @dataclass(frozen=True)

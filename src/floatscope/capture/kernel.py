@@ -24,7 +24,6 @@ from torch import Tensor
 from floatscope.capture.ask import TILE, Ask, Received
 from floatscope.capture.attention import Attention
 from floatscope.capture.changes import Changes
-from floatscope.capture.visibility import HIDDEN
 from floatscope.errors import UserError
 
 try:
@@ -48,7 +47,7 @@ def unserved(call: Attention) -> str | None:
         return f"the tensors are on {call.query.device.type}"
     if see.kind not in ("full", "causal"):
         return f"{see.kind} masks go to the blocked backend"
-    if call.changes is not None and call.changes.rows_differ and not _one_bias(call.changes):
+    if call.changes is not None and call.changes.rows_differ and not one_bias(call.changes):
         return "moved mass, virtual sinks and several biases go to the blocked backend"
     if D not in (16, 32, 64, 128, 256):
         return f"head dimension {D} is not a power of two between 16 and 256"
@@ -208,7 +207,7 @@ def _pass(
         target = out = torch.zeros(B, n_q, TILE, device=device, dtype=torch.int32)
         if bulk:
             target = TensorDescriptor.from_tensor(out.view(-1, TILE), [size["BM"], TILE])
-    bias, chosen = _bias_of(call)
+    bias, chosen = bias_of(call)
     even = see.valid is None and n_q % size["BM"] == 0 and n_k % size["BN"] == 0
     _receive[(n_tiles, B * H)](
         q, k, lse.contiguous(), w, e, e_weight, e_total, y, None if see.valid is None else see.spans(device),
@@ -221,18 +220,18 @@ def _pass(
     return R, shares, out
 
 
-def _one_bias(changes: Changes) -> bool:
+def one_bias(changes: Changes) -> bool:
     return len(changes.biases) == 1 and not changes.moves and changes.sink is None
 
 
-def _bias_of(call: Attention) -> tuple[Tensor | None, Tensor | None]:
+def bias_of(call: Attention) -> tuple[Tensor | None, Tensor | None]:
     """The bias of every head and key in base 2, and 1 for the rows that have it; None without one."""
     if call.changes is None or not call.changes.biases:
         return None, None
     B, H, n_q, _ = call.query.shape
     bias = call.changes.biases[0]
     chosen = torch.ones(B, n_q, device=bias.keys.device) if bias.queries is None else bias.queries.float().contiguous()
-    return (bias.keys.float() * LOG2E).clamp_min(HIDDEN).expand(-1, H, -1).contiguous(), chosen
+    return bias.in_base_2.expand(-1, H, -1).contiguous(), chosen
 
 
 @cache

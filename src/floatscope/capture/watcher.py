@@ -25,7 +25,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from floatscope.capture import blocked, column_kernel
-from floatscope.capture.attention import Attention, attend, full_precision
+from floatscope.capture.attention import Attention, full_precision
+from floatscope.capture.changed import attend
 from floatscope.capture.columns import columns
 from floatscope.capture.fields import FIELDS, SHARED, check_fields, fields_of
 from floatscope.capture.plan import Expected, Plan, plan_for, same

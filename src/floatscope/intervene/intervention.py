@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +29,7 @@ from floatscope.capture.fields import ELIGIBLE
 from floatscope.capture.plan import expectation
 from floatscope.capture.received import receive
 from floatscope.errors import UserError
-from floatscope.intervene.picking import Ranking, Scene, as_mask, pick
+from floatscope.intervene.picking import Ranking, Scene, as_mask, pick, put
 from floatscope.models import Model
 from floatscope.values import CanvasState, Edit, Keys, State
 
@@ -50,10 +51,17 @@ class Received:
         added = [a + b for a, b in zip(earlier, (later.received, later.uniform, later.seen), strict=True)]
         return Received(added[0], added[1], added[2], self.count + later.count)
 
+    @cached_property
+    def eligible(self) -> Bool[Tensor, "batch key"]:
+        return (self.seen >= self.count.clamp(1, ELIGIBLE)[:, None]) & (self.uniform > 0)
+
+    @cached_property
+    def evenly(self) -> Float[Tensor, "batch 1 key"]:
+        return self.uniform.clamp_min(1e-30)[:, None]
+
     @property
     def ranking(self) -> Ranking:
-        eligible = (self.seen >= self.count.clamp(1, ELIGIBLE)[:, None]) & (self.uniform > 0)
-        return Ranking(eligible, self.received / self.uniform.clamp_min(1e-30)[:, None])
+        return Ranking(self.eligible, self.received / self.evenly)
 
 
 @dataclass
@@ -112,9 +120,11 @@ class Intervention:
                 sink = torch.where(heads, edit.amount, -torch.inf if sink is None else sink)
             else:
                 picked = self._pick(edit, edit.keys, scene)
-                picked = picked.masked_fill(~heads[:, None], NOWHERE)
+                if edit.heads is not None:
+                    picked = picked.masked_fill(~heads[:, None], NOWHERE)
                 queries = _queries(edit, scene, call)
-                self._count(edit, picked if queries is None else picked.where(queries.any(), NOWHERE))
+                if layer == min(edit.layers or (0,)):  # once a step
+                    self._count(edit, picked if queries is None else picked.where(queries.any(), NOWHERE))
                 if edit.primitive == "scale":
                     call = _scaled(edit, call, picked)
                 elif edit.primitive == "bias":
@@ -149,11 +159,12 @@ class Intervention:
         with torch.no_grad(), full_precision():
             ask, expected = self._uniform(plain, canvas, rows)
             got = receive(plain, attend(plain).lse, ask).received[:, :, 0]
-        total = replace(expected, received=got)
         if call.visible.queries < call.visible.keys and at in self._sums:
-            total = self._sums[at].with_more(total)
-        self._sums[at] = total
-        self._now[at] = total.ranking
+            self._sums[at] = self._sums[at].with_more(replace(expected, received=got))
+            self._now[at] = self._sums[at].ranking
+        else:
+            self._sums[at] = replace(expected, received=got)
+            self._now[at] = Ranking(expected.eligible, got / expected.evenly)  # the same for all layers
         if canvas.step == 0:
             self._first[at] = self._now[at]
 
@@ -281,8 +292,7 @@ def _queries(edit: Edit, scene: Scene, call: Attention) -> Bool[Tensor, "batch q
 
 def _bias(edit: Edit, picked: Tensor, queries: Tensor | None, keys: int) -> Bias:
     assert edit.amount is not None
-    amount = torch.where(as_mask(picked, keys), edit.amount, 0.0)
-    return Bias(amount, queries, hides=edit.amount == -float("inf"))
+    return Bias(put(picked, keys, edit.amount), queries, hides=edit.amount == -float("inf"))
 
 
 def _scaled(edit: Edit, call: Attention, picked: Tensor) -> Attention:

@@ -87,9 +87,14 @@ def pick(keys: Keys, ranking: Ranking | None, scene: Scene) -> Int[Tensor, "batc
     return _first_of(place.float(), eligible & (place >= keep), K)
 
 
+def put(picked: Int[Tensor, "batch head rank"], keys: int, amount: float) -> Float[Tensor, "batch head key"]:
+    """The amount at the keys that are picked, 0 elsewhere."""
+    out = torch.zeros(*picked.shape[:2], keys + 1, device=picked.device)
+    return out.scatter_(-1, torch.where(picked == NOWHERE, keys, picked), amount)[..., :keys]
+
+
 def as_mask(picked: Int[Tensor, "batch head rank"], keys: int) -> Bool[Tensor, "batch head key"]:
-    out = torch.zeros(*picked.shape[:2], keys + 1, dtype=torch.bool, device=picked.device)
-    return out.scatter_(-1, picked.masked_fill(picked == NOWHERE, keys), True)[..., :keys]
+    return put(picked, keys, 1.0) > 0
 
 
 def _first_of(order: Tensor, among: Tensor, n: int) -> Tensor:
