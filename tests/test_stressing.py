@@ -159,6 +159,20 @@ def test_distractors_come_from_an_index(few, tmp_path):
     assert open_evaluation(few.parent / "out" / "twin-arm" / "retrieved-1").table["passages"].tolist() == [2, 2]
 
 
+def test_passages_come_from_an_index_and_the_recall_is_told(few, tmp_path):
+    first, second = read("reading-5")[:2]
+    gold = next(passage for passage in first.passages if passage.gold)
+    other = [("p1", "", f"{second.question} Nobody knows."), ("p2", "", f"{first.question} Nobody knows.")]
+    Index.create(tmp_path / "wiki").add([("p0", gold.title, gold.text), *other])
+    words = "twin:arm", "--kind", "query", "--set", "placements=after", "--skip-bad"
+    done = ask(few, *words, "--retrieve", str(tmp_path / "wiki"), "-k", "2")
+    assert done.exit_code == 0, done.output
+    assert "0.500 of the gold passages are among the 2 retrieved" in done.output
+    asked = open_evaluation(few.parent / "out" / "twin-arm" / "after")
+    assert asked.table["passages"].tolist() == [2, 2]
+    assert asked.settings["index_passages"] == 3
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

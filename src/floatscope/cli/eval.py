@@ -29,8 +29,8 @@ def evaluate(
     limit: o.Limit = None,
     format: o.Format = None,
     skip_bad: o.SkipBad = False,
-    retrieve: Annotated[Path | None, Opt(help="Passages from this index instead of the file's.")] = None,
-    k: Annotated[int, Opt("-k", help="How many to retrieve.")] = 5,
+    retrieve: o.Retrieve = None,
+    k: o.K = 5,
     trace: Annotated[int, Opt(help="Also watch the first so many samples, into OUT/traces.")] = 0,
     new_tokens: o.NewTokens = None,
     steps: o.Steps = None,
@@ -59,7 +59,7 @@ def evaluate(
     from floatscope.tasks.read import about, read_file
 
     read = read_file(data, limit, format=format, skip_bad=skip_bad)
-    samples, recall, index = (read.samples, None, {}) if retrieve is None else _retrieved(retrieve, read.samples, k)
+    samples, recall, index = (read.samples, None, {}) if retrieve is None else o.retrieved(retrieve, read.samples, k)
     console = Console(stderr=as_json, highlight=False, soft_wrap=True)
     opened = o.opened(model, console.is_terminal, device=device, dtype=dtype, mask_id=mask_id, shift=shift,
                       revision=revision, trust_remote_code=trust_remote_code)  # fmt: skip
@@ -73,8 +73,7 @@ def evaluate(
     o.say_bad(console, read)
     for sentence in evaluation.told:
         o.say(console, "note", sentence)
-    if recall is not None:
-        o.say(console, "recall", f"{recall:.3f} of the gold passages are among the {k} retrieved")
+    o.say_recall(console, recall, k)
     run(console, evaluation)
     told = {"out": str(out), **summary(out), "bad": len(read.bad), **({} if recall is None else {"recall": recall})}
     if as_json:
@@ -165,14 +164,3 @@ def _passages(given: str) -> int | str:
     if given.isdecimal():
         return int(given)
     raise UserError(f"--passages takes a number, gold or all, got '{given}'")
-
-
-def _retrieved(folder: Path, samples: list[Any], k: int) -> tuple[list[Any], float | None, dict[str, Any]]:
-    """The samples with other passages, the recall, and what the run says of the index."""
-    from floatscope.tasks.index import Index, retrieved
-
-    index = Index.open(folder)
-    given, recall = retrieved(index, samples, k)
-    held = index.stat()
-    about = {"index": folder.name, "index_passages": held.passages, "index_sha256": held.digest, "retrieved": k}
-    return given, recall, about

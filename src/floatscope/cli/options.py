@@ -48,6 +48,10 @@ Revision = Annotated[str | None, Opt(help="Of a hub checkpoint.")]
 TrustRemoteCode = Annotated[bool, Opt("--trust-remote-code", help="Run the checkpoint's own code; it can do anything.")]
 
 
+Retrieve = Annotated[Path | None, Opt(help="Passages from this index instead of the file's.")]
+K = Annotated[int, Opt("-k", help="How many to retrieve.")]
+
+
 def opened(name: str, live: bool, **settings: Any) -> Model:
     """`fs.load`, with a word on the terminal while it takes its time."""
     from rich.console import Console
@@ -75,3 +79,20 @@ def say_bad(console: Console, reading: Reading) -> None:
 def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+
+
+def retrieved(folder: Path, samples: list[Any], k: int) -> tuple[list[Any], float | None, dict[str, Any]]:
+    """The samples with other passages, the recall, and what the run says of the index."""
+    from floatscope.tasks.index import Index
+    from floatscope.tasks.index import retrieved as found_in
+
+    index = Index.open(folder)
+    given, recall = found_in(index, samples, k)
+    held = index.stat()
+    about = {"index": folder.name, "index_passages": held.passages, "index_sha256": held.digest, "retrieved": k}
+    return given, recall, about
+
+
+def say_recall(console: Console, recall: float | None, k: int) -> None:
+    if recall is not None:
+        say(console, "recall", f"{recall:.3f} of the gold passages are among the {k} retrieved")

@@ -33,6 +33,8 @@ def stress(
     limit: o.Limit = None,
     format: o.Format = None,
     skip_bad: o.SkipBad = False,
+    retrieve: o.Retrieve = None,
+    k: o.K = 5,
     new_tokens: o.NewTokens = None,
     steps: o.Steps = None,
     block: o.Block = None,
@@ -65,6 +67,7 @@ def stress(
     from floatscope.tasks.read import about, read_file
 
     read = read_file(data, limit, format=format, skip_bad=skip_bad)
+    samples, recall, index = (read.samples, None, {}) if retrieve is None else o.retrieved(retrieve, read.samples, k)
     options, paths, notes = _options(option), _paths(models, out), dict[str, list[str]]()
     if kind == "noise" and "retrieve" in options:
         options["retrieve"] = _retriever(Path(str(options["retrieve"])))
@@ -73,13 +76,14 @@ def stress(
             check_kind(kind, describe(name, mask_id=mask_id, shift=shift, revision=revision).spec)
     console = Console(stderr=as_json, highlight=False, soft_wrap=True)
     o.say_bad(console, read)
+    o.say_recall(console, recall, k)
     for name, path in zip(models, paths, strict=True):
         opened = o.opened(name, console.is_terminal, device=device, dtype=dtype, mask_id=mask_id, shift=shift,
                           revision=revision, trust_remote_code=trust_remote_code)  # fmt: skip
         made = stress_test(
-            opened, read.samples, path, kind, seed=seed, options=options, prompt=prompt, chat=chat, batch=batch,
-            preset=preset, source=about(data, limit), sampler=sampler, new_tokens=new_tokens, steps=steps, block=block,
-            temperature=temperature,
+            opened, samples, path, kind, seed=seed, options=options, prompt=prompt, chat=chat, batch=batch,
+            preset=preset, source=about(data, limit) | index, sampler=sampler, new_tokens=new_tokens, steps=steps,
+            block=block, temperature=temperature,
         )  # fmt: skip
         o.say(console, "model", repr(opened))
         notes[opened.spec.name] = made.told
@@ -101,7 +105,10 @@ def stress(
     write_page(stressed(paths), page)
     if as_json:
         rows = json.loads(table.to_json(orient="records"))
-        typer.echo(json.dumps({"page": str(page), "notes": notes, "bad": len(read.bad), "points": rows}, indent=1))
+        found: dict[str, object] = {"page": str(page), "notes": notes, "bad": len(read.bad), "points": rows}
+        if recall is not None:
+            found["recall"] = recall
+        typer.echo(json.dumps(found, indent=1))
         return
     _show(console, table)
     o.say(console, "page", str(page))
