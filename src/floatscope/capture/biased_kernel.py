@@ -23,9 +23,9 @@ if triton is not None:
     @triton.jit
     def _attend(
         Q, K, V, SPAN, BIAS, CHOSEN, OUT, LSE,
-        sqb, sqh, sqt, skb, skh, skt, svb, svh, svt, n_q, n_k, offset, scale, H,
+        sqb, sqh, sqt, skb, skh, skt, svb, svh, svt, sbb, sbh, n_q, n_k, offset, scale, H,
         REP: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-        CAUSAL: tl.constexpr, PADDED: tl.constexpr, HALF: tl.constexpr,
+        CAUSAL: tl.constexpr, PADDED: tl.constexpr, HALF: tl.constexpr, SOME: tl.constexpr,
     ):  # fmt: skip
         tile, bh = tl.program_id(0), tl.program_id(1)
         b, h = bh // H, bh % H
@@ -36,7 +36,6 @@ if triton is not None:
             first, stop = tl.load(SPAN + 2 * b), tl.load(SPAN + 2 * b + 1)
         ok = i < n_q
         q = tl.load(Q + b * sqb + h * sqh + i[:, None].to(tl.int64) * sqt + d[None, :], mask=ok[:, None], other=0.0)
-        chosen = tl.load(CHOSEN + b * n_q + i, mask=ok, other=0.0)
         most = tl.full((BM,), -1e30, tl.float32)
         total = tl.zeros((BM,), tl.float32)
         acc = tl.zeros((BM, D), tl.float32)
@@ -50,13 +49,18 @@ if triton is not None:
             vp = V + b * svb + (h // REP) * svh + j[:, None].to(tl.int64) * svt + d[None, :]
             k = tl.load(kp, mask=inside[None, :], other=0.0)
             v = tl.load(vp, mask=inside[:, None], other=0.0)
-            bias = tl.load(BIAS + bh * n_k + j, mask=inside, other=0.0)
+            bias = tl.load(BIAS + b * sbb + h * sbh + j, mask=inside, other=0.0)
+            bias = tl.maximum(bias * 1.4426950408889634, -1e30)
             if HALF:
                 s = tl.dot(q, k)
             else:
                 s = tl.dot(q, k, input_precision="ieee")
             own = ((i + offset)[:, None] == j[None, :]) & (bias < -1e29)[None, :]
-            x = s * scale + tl.where(own, 0.0, chosen[:, None] * bias[None, :])
+            added = tl.where(own, 0.0, bias[None, :])
+            if SOME:
+                chosen = tl.load(CHOSEN + b * n_q + i, mask=ok, other=0)
+                added = tl.where(chosen[:, None] != 0, added, 0.0)
+            x = s * scale + added
             seen = inside[None, :]
             if CAUSAL:
                 seen = seen & ((i + offset)[:, None] >= j[None, :])
@@ -88,18 +92,19 @@ def serves(call: Attention) -> bool:
 
 
 def attend(call: Attention) -> tuple[Tensor, Tensor]:
-    """The output in fp32 and the log-sum-exp."""
+    """The output and the log-sum-exp."""
     see, (B, H, n_q, D) = call.visible, call.query.shape
     bias, chosen = kernel.bias_of(call)
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (call.query, call.key, call.value))
     half = call.query.dtype != torch.float32
-    out = torch.empty(B, H, n_q, D, device=q.device)
+    out = torch.empty(B, H, n_q, D, device=q.device, dtype=q.dtype)
     lse = torch.empty(B, H, n_q, device=q.device)
     size = {"BM": 128, "BN": 64} if half and D <= 128 else {"BM": 32, "BN": 32}
     _attend[(triton.cdiv(n_q, size["BM"]), B * H)](
         q, k, v, None if see.valid is None else see.spans(q.device), bias, chosen, out, lse,
-        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], n_q, see.keys, see.offset, call.scaling * kernel.LOG2E, H,
+        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *kernel.strides_of(bias), n_q, see.keys, see.offset, call.scaling * kernel.LOG2E, H,
         REP=call.repeats, D=D, CAUSAL=see.kind == "causal", PADDED=see.valid is not None, HALF=half,
+        SOME=chosen is not None,
         num_warps=8 if half and D >= 128 else 4, num_stages=2, **size,
     )  # fmt: skip
     return out, lse

@@ -40,7 +40,7 @@ def attend(call: Attention) -> Attended:
 
 
 def _softmax(call: Attention, changes: Changes) -> tuple[Tensor, Tensor]:
-    """The output in fp32 and the log-sum-exp, with the biases."""
+    """The output, in fp32 unless it is done, and the log-sum-exp; with the biases."""
     if biased_kernel.serves(call):
         return biased_kernel.attend(call)
     if not changes.biases:

@@ -14,7 +14,6 @@ both; what a row has of its own hidden key, of the sink and of moved mass is put
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -22,7 +21,6 @@ from torch import Tensor
 
 from floatscope.capture.visibility import HIDDEN
 
-LOG2E = 1.4426950408889634
 NOWHERE = -1
 """No key: a rank for which there is none."""
 
@@ -32,11 +30,6 @@ class Bias:
     keys: Float[Tensor, "batch h key"]  # h: the heads, or 1 for all of them
     queries: Bool[Tensor, "batch query"] | None = None  # None: every row
     hides: bool = False  # holds -inf
-
-    @cached_property
-    def in_base_2(self) -> Float[Tensor, "batch h key"]:
-        """What is added to exponents of 2; HIDDEN for −inf."""
-        return (self.keys.float() * LOG2E).clamp_min(HIDDEN)
 
 
 @dataclass(frozen=True)

@@ -61,11 +61,11 @@ if triton is not None:
     @triton.jit
     def _receive(
         Q, K, LSE, W, E, E_WEIGHT, E_TOTAL, Y, SPAN, BIAS, CHOSEN, R, ENT, OUT,
-        sqb, sqh, sqt, skb, skh, skt, n_q, n_k, offset, scale, H, n_y, y0,
+        sqb, sqh, sqt, skb, skh, skt, sbb, sbh, n_q, n_k, offset, scale, H, n_y, y0,
         REP: tl.constexpr, D: tl.constexpr, G: tl.constexpr,
         BM: tl.constexpr, BN: tl.constexpr,
         CAUSAL: tl.constexpr, PADDED: tl.constexpr, EVEN: tl.constexpr, ENTROPY: tl.constexpr, CARRY: tl.constexpr,
-        BULK: tl.constexpr, HALF: tl.constexpr, SHIFT: tl.constexpr, FIXED: tl.constexpr, BIASED: tl.constexpr,
+        BULK: tl.constexpr, HALF: tl.constexpr, SHIFT: tl.constexpr, FIXED: tl.constexpr, BIASED: tl.constexpr, SOME: tl.constexpr,
     ):  # fmt: skip
         tile, bh = tl.program_id(0), tl.program_id(1)
         b, h = bh // H, bh % H
@@ -82,7 +82,8 @@ if triton is not None:
         else:
             k = tl.load(kp, mask=inside[:, None], other=0.0)
         if BIASED:
-            bias = tl.load(BIAS + bh * n_k + j, mask=inside, other=0.0)
+            bias = tl.load(BIAS + b * sbb + h * sbh + j, mask=inside, other=0.0)
+            bias = tl.maximum(bias * 1.4426950408889634, -1e30)
         acc = tl.zeros((BN, G), tl.float32)
         ent = tl.zeros((BN,), tl.float32)
         if CARRY:
@@ -111,9 +112,12 @@ if triton is not None:
                 s = tl.dot(k, q, input_precision="ieee")
             x = s * scale - (lse * 1.4426950408889634 - SHIFT)[None, :]
             if BIASED:  # a row's own key is not hidden from it
-                chosen = tl.load(CHOSEN + b * n_q + i, mask=i < n_q, other=0.0)
                 own = ((i + offset)[None, :] == j[:, None]) & (bias < -1e29)[:, None]
-                x += tl.where(own, 0.0, chosen[None, :] * bias[:, None])
+                added = tl.where(own, 0.0, bias[:, None])
+                if SOME:
+                    chosen = tl.load(CHOSEN + b * n_q + i, mask=i < n_q, other=0)
+                    added = tl.where(chosen[None, :] != 0, added, 0.0)
+                x += added
             if CAUSAL:
                 if i0 + offset < tile * BN + BN:
                     x = tl.where((i + offset)[None, :] >= j[:, None], x, -1e30)
@@ -211,11 +215,11 @@ def _pass(
     even = see.valid is None and n_q % size["BM"] == 0 and n_k % size["BN"] == 0
     _receive[(n_tiles, B * H)](
         q, k, lse.contiguous(), w, e, e_weight, e_total, y, None if see.valid is None else see.spans(device),
-        bias, chosen, R, shares, target, *q.stride()[:3], *k.stride()[:3], n_q, n_k, see.offset, call.scaling * LOG2E, H,
+        bias, chosen, R, shares, target, *q.stride()[:3], *k.stride()[:3], *strides_of(bias), n_q, n_k, see.offset, call.scaling * LOG2E, H,
         0 if y is None else y.shape[-1], y0,
         REP=call.repeats, D=D, G=TILE, CAUSAL=see.kind == "causal", PADDED=see.valid is not None, EVEN=even,
         ENTROPY=e is not None, CARRY=y is not None, BULK=bulk, HALF=half, SHIFT=SHIFT if half else 0, FIXED=FIXED,
-        BIASED=bias is not None, **size,
+        BIASED=bias is not None, SOME=chosen is not None, **size,
     )  # fmt: skip
     return R, shares, out
 
@@ -225,13 +229,16 @@ def one_bias(changes: Changes) -> bool:
 
 
 def bias_of(call: Attention) -> tuple[Tensor | None, Tensor | None]:
-    """The bias of every head and key in base 2, and 1 for the rows that have it; None without one."""
+    """The bias of every head and key, and the rows that have it (None: all of them); None without one."""
     if call.changes is None or not call.changes.biases:
         return None, None
-    B, H, n_q, _ = call.query.shape
     bias = call.changes.biases[0]
-    chosen = torch.ones(B, n_q, device=bias.keys.device) if bias.queries is None else bias.queries.float().contiguous()
-    return bias.in_base_2.expand(-1, H, -1).contiguous(), chosen
+    chosen = None if bias.queries is None else bias.queries.contiguous().view(torch.uint8)
+    return bias.keys.float().expand(-1, call.query.shape[1], -1), chosen
+
+
+def strides_of(bias: Tensor | None) -> tuple[int, int]:
+    return (0, 0) if bias is None else (bias.stride(0), bias.stride(1))
 
 
 @cache

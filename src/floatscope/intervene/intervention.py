@@ -29,7 +29,7 @@ from floatscope.capture.fields import ELIGIBLE
 from floatscope.capture.plan import expectation
 from floatscope.capture.received import receive
 from floatscope.errors import UserError
-from floatscope.intervene.picking import Ranking, Scene, as_mask, pick, put
+from floatscope.intervene.picking import Ranking, Scene, as_mask, first_of, pick, put
 from floatscope.models import Model
 from floatscope.values import CanvasState, Edit, Keys, State
 
@@ -75,6 +75,7 @@ class Intervention:
     _now: dict[tuple[int, str], Ranking] = field(default_factory=dict)  # by layer and rows
     _before: dict[tuple[int, str], Ranking] = field(default_factory=dict)
     _first: dict[tuple[int, str], Ranking] = field(default_factory=dict)
+    _picked: dict[Keys, dict[int, Tensor]] = field(default_factory=dict)  # this step's
     _sums: dict[tuple[int, str], Received] = field(default_factory=dict)  # of a cached model
     _frozen: dict[tuple[Edit, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
     _expected: dict[tuple[object, str], tuple[Ask, Received]] = field(default_factory=dict)  # this step's
@@ -100,6 +101,7 @@ class Intervention:
         """The call with what the edits make of it."""
         if canvas.step != self._step:
             self._step, self._before, self._now, self._expected = canvas.step, self._now, {}, {}
+            self._picked = {}
         for rows in sorted({keys.rows for edit in self.edits for keys in _ranks_at(edit, layer, canvas.step)}):
             self._rank(call, layer, canvas, rows)
         scene = Scene(canvas, layer, call.query.shape[1], self.samples)
@@ -119,7 +121,7 @@ class Intervention:
                 assert edit.amount is not None
                 sink = torch.where(heads, edit.amount, -torch.inf if sink is None else sink)
             else:
-                picked = self._pick(edit, edit.keys, scene)
+                picked = self._pick(edit.keys, scene)
                 if edit.heads is not None:
                     picked = picked.masked_fill(~heads[:, None], NOWHERE)
                 queries = _queries(edit, scene, call)
@@ -137,12 +139,24 @@ class Intervention:
 
     # --- anchors ----------------------------------------------------------------------------------------------------
 
-    def _pick(self, edit: Edit, keys: Keys | None, scene: Scene) -> Tensor:
+    def _pick(self, keys: Keys | None, scene: Scene) -> Tensor:
         assert keys is not None
+        if keys.rule == "anchors" and keys.of == "before" and keys.layer is None and self._before:
+            return self._anchors_before(keys, scene.canvas)[scene.layer]
         return pick(keys, self._ranking(keys, scene), scene)
 
+    def _anchors_before(self, keys: Keys, canvas: CanvasState) -> dict[int, Tensor]:
+        """Those of the step before are known for all layers: a few launches for all of them."""
+        if keys not in self._picked:
+            known = {layer: ranked for (layer, rows), ranked in self._before.items() if rows == keys.rows}
+            grown = [ranked.of(canvas.tokens.shape[1]) for ranked in known.values()]
+            lifts = torch.stack([ranked.lift for ranked in grown if ranked.lift is not None])
+            picked = first_of(lifts, grown[0].eligible[:, None].expand_as(lifts), int(keys.k))
+            self._picked[keys] = dict(zip(known, picked, strict=True))
+        return self._picked[keys]
+
     def _to(self, edit: Edit, source: Tensor, scene: Scene) -> Tensor:
-        target = self._pick(edit, edit.to, scene)
+        target = self._pick(edit.to, scene)
         return F.pad(target, (0, source.shape[-1] - target.shape[-1]), value=NOWHERE)
 
     def _ranking(self, keys: Keys, scene: Scene) -> Ranking | None:

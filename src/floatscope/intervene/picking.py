@@ -70,7 +70,8 @@ def pick(keys: Keys, ranking: Ranking | None, scene: Scene) -> Int[Tensor, "batc
     if keys.rule == "region":
         assert keys.region is not None
         inside = scene.region(keys.region) & scene.canvas.valid
-        return _first_of(inside.float(), inside, int(inside.sum(-1).max())).expand(B, scene.heads, -1)
+        found = first_of(inside.float()[:, None], inside[:, None], int(inside.sum(-1).max()))
+        return found.expand(B, scene.heads, -1)
     assert ranking is not None
     ranking = ranking.of(K)
     eligible = ranking.eligible[:, None].expand(B, scene.heads, K)
@@ -78,13 +79,13 @@ def pick(keys: Keys, ranking: Ranking | None, scene: Scene) -> Int[Tensor, "batc
         return _random(keys, ranking, scene, eligible)
     assert ranking.lift is not None
     if keys.rule == "anchors":
-        return _first_of(ranking.lift, eligible, int(keys.k))
+        return first_of(ranking.lift, eligible, int(keys.k))
     count = eligible.sum(-1, keepdim=True)
     place = torch.where(eligible, ranking.lift, -torch.inf).argsort(-1, descending=True).argsort(-1)  # 0 the largest
     if keys.rule == "middle":
-        return _first_of(-(place - (count - 1) / 2).abs(), eligible, int(keys.k))
+        return first_of(-(place - (count - 1) / 2).abs(), eligible, int(keys.k))
     keep = (count * keys.k).ceil() if isinstance(keys.k, float) else torch.full_like(count, int(keys.k))
-    return _first_of(place.float(), eligible & (place >= keep), K)
+    return first_of(place.float(), eligible & (place >= keep), K)
 
 
 def put(picked: Int[Tensor, "batch head rank"], keys: int, amount: float) -> Float[Tensor, "batch head key"]:
@@ -97,14 +98,14 @@ def as_mask(picked: Int[Tensor, "batch head rank"], keys: int) -> Bool[Tensor, "
     return put(picked, keys, 1.0) > 0
 
 
-def _first_of(order: Tensor, among: Tensor, n: int) -> Tensor:
-    """The n of largest order among some, [batch, head, n]."""
-    if order.ndim == 2:
-        order, among = order[:, None], among[:, None]
+def first_of(
+    order: Float[Tensor, "*layer batch head key"], among: Bool[Tensor, "*layer batch head key"], n: int
+) -> Int[Tensor, "*layer batch head rank"]:
+    """The n of largest order among some."""
     most = min(n, order.shape[-1])
     value, at = torch.where(among, order, -torch.inf).topk(most, -1)
-    at = at.masked_fill(value == -torch.inf, NOWHERE)
-    return torch.nn.functional.pad(at, (0, n - most), value=NOWHERE)
+    at = torch.where(value == -torch.inf, NOWHERE, at)
+    return torch.nn.functional.pad(at, (0, n - most), value=NOWHERE) if n > most else at
 
 
 def _random(keys: Keys, ranking: Ranking, scene: Scene, eligible: Tensor) -> Tensor:
@@ -117,8 +118,8 @@ def _random(keys: Keys, ranking: Ranking, scene: Scene, eligible: Tensor) -> Ten
     counter = own[:, None] + torch.arange(H, device=device)[:, None] * 2**24
     chance = uniform(key[:, None, None], counter).float()
     if keys.like is None:
-        return _first_of(chance, eligible, int(keys.k))
+        return first_of(chance, eligible, int(keys.k))
     like = pick(keys.like, ranking, scene)
-    drawn = _first_of(chance, eligible, like.shape[-1])
+    drawn = first_of(chance, eligible, like.shape[-1])
     ranks = torch.arange(like.shape[-1], device=device)
     return drawn.masked_fill(ranks >= (like != NOWHERE).sum(-1, keepdim=True), NOWHERE)
