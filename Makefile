@@ -1,6 +1,7 @@
 # make demo    three trained twins and their controls answer questions, watched; the report is demo/report.html
 # make test    lint, types and tests; those of the page want Debian's chromium, and are skipped without it
 # make bench   the benchmarks behind docs/benchmarks.md
+# make results docs/results.md anew: the twins on their held-out worlds (an hour on two cores)
 # Each sets up .venv on a machine that has Python 3.11 and pip.
 
 PYTHON ?= python3
@@ -8,7 +9,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench results clean
 
 demo: $(READY)
 	$(BIN)/floatscope demo --out demo
@@ -31,6 +32,9 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/index_speed.py
 	$(BIN)/python benchmarks/eval_speed.py
 	$(BIN)/python benchmarks/edit_cost.py
+
+results: $(READY)
+	$(BIN)/python studies/results.py
 
 $(VENV)/.bench: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[bench]"
