@@ -126,8 +126,8 @@ def examples(models: dict[str, fs.Model], out: Path, limit: int) -> str:
 
 
 READ = """The model is small, and what it says is long: its answers are often right inside a sentence that is not the
-answer, so that *acc* says more than *em*. It is autoregressive; what it shows is what retrieval, distractors and place do to an
-ARM on real questions. Its masked sibling is not among these runs, and so no claim about MDMs is tested here.
+answer, so that *acc* says more than *em*. It is autoregressive; what it shows is what retrieval, distractors and place
+do to an ARM on real questions. Its masked sibling is not among these runs: no claim about MDMs is tested here.
 """
 
 
