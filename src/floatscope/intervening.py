@@ -89,7 +89,7 @@ def experiment(
         asked += own
         made += [first, *others]
     told = [sentence for each in made for sentence in each.told]
-    record = {"model": model.spec.name, "title": title, "arms": [_told(arm) for arm in asked]}
+    record = {"model": model.spec.name, "title": title, "told": told, "arms": [_told(arm) for arm in asked]}
     try:
         path.mkdir(parents=True, exist_ok=True)
         write_atomic(path / EXPERIMENT, [json.dumps(record, indent=1).encode()])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from floatscope.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,6 +59,15 @@ def opened(name: str, live: bool, **settings: Any) -> Model:
 
     with Console(stderr=True).status("loading") if live else nullcontext():
         return load(name, **settings)
+
+
+def folders(models: list[str], out: Path) -> list[Path]:
+    """A folder for each model."""
+    paths = [out / re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip("-") for name in models]
+    for place, path in enumerate(paths):
+        if path in paths[:place]:
+            raise UserError(f"two models would be kept in {path}; give each model once")
+    return paths
 
 
 def say(console: Console, what: str, text: str) -> None:

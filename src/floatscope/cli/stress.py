@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -65,7 +64,7 @@ def stress(
     from floatscope.tasks.read import about, read_file
 
     read = read_file(data, limit, format=format, skip_bad=skip_bad)
-    options, paths, notes = _options(option), _paths(models, out), dict[str, list[str]]()
+    options, paths, notes = _options(option), o.folders(models, out), dict[str, list[str]]()
     if kind == "noise" and "retrieve" in options:
         options["retrieve"] = _retriever(Path(str(options["retrieve"])))
     if not trust_remote_code:  # before the first is asked anything: what is wrong with another
@@ -105,15 +104,6 @@ def stress(
         return
     _show(console, table)
     o.say(console, "page", str(page))
-
-
-def _paths(models: list[str], out: Path) -> list[Path]:
-    """A folder for each model."""
-    paths = [out / re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip("-") for name in models]
-    for place, path in enumerate(paths):
-        if path in paths[:place]:
-            raise UserError(f"two models would be kept in {path}; give each model once")
-    return paths
 
 
 def _show(console: Console, table: pd.DataFrame) -> None:

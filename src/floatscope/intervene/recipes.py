@@ -196,7 +196,7 @@ def _controlled(edit: Edit, control: str, draw: int, heads: int | None) -> Edit:
         return replace(edit, heads=tuple(sorted(drawn)), name=name)
     if edit.keys is None:
         raise UserError(
-            f"{edit} has no matched control: it picks no keys and no heads; ask for no control (--control none)"
+            f"{edit} has no matched control: it picks no keys and no heads; run it without (--control none)"
         )
     if control == "middle" and edit.keys.rule != "anchors":
         raise UserError(f"mid-rank keys are the control of anchors, and {edit} picks others; use the control random")
