@@ -98,7 +98,7 @@ def effects_table(table: pd.DataFrame) -> Table:
 
 
 def _whose(table: pd.DataFrame) -> list[str]:
-    return ["model", "condition"] if table["condition"].any() else ["model"]
+    return [name for name in ("model", "condition") if table[name].nunique() > 1]
 
 
 def _section(number: int, model: str, condition: str, some: pd.DataFrame) -> Section:
@@ -108,34 +108,37 @@ def _section(number: int, model: str, condition: str, some: pd.DataFrame) -> Sec
 
 
 def _charts(model: str, some: pd.DataFrame) -> Iterator[Chart]:
-    baseline, edited = some.iloc[0], some[_edited(some)]
-    placed, unplaced = edited[edited["value"].notna()], edited[edited["value"].isna()]
-    for name, measure in MEASURES.items():
-        if name not in some or some[name].isna().all():
-            continue
-        reference = _known(measure.of(baseline, name).mean)
-        if len(unplaced):
-            rows = pd.concat([some.iloc[:1], unplaced])
-            series = [_series("as it is", model, rows, measure, name)]
-            if _any(rows, "effect"):
-                series.append(_series("control", model, rows, measure, f"{name}_control"))
-            yield Dots(measure.title, list(rows["arm"]), measure.axis, series, reference, "baseline")
-        if len(placed):
-            x = sorted({float(v) for v in placed["value"]})
-            series = []
-            for line, rows in placed.groupby("series", sort=False):
-                rows, called = rows.sort_values("value"), str(line) or "edited"
-                series.append(_series(called, model, rows, measure, name, placed=True))
-                if _any(rows, "effect"):
-                    series.append(_series("control", model, rows, measure, f"{name}_control", placed=True))
-            yield Lines(measure.title, "value", measure.axis, x, series, reference, "baseline")
+    """Arms that have a place on the axis lie on lines, the others stand side by side."""
+    edited = some[_edited(some)]
+    measures = [(name, measure) for name, measure in MEASURES.items() if name in some and some[name].notna().any()]
+    reference = {name: _known(measure.of(some.iloc[0], name).mean) for name, measure in measures}
+    rows = pd.concat([some.iloc[:1], edited[edited["value"].isna()]])
+    for name, measure in measures if len(rows) > 1 else ():
+        series = _beside(model, rows, measure, name, "as it is")
+        yield Dots(measure.title, list(rows["arm"]), measure.axis, series, reference[name], "baseline")
+    for line, on_it in edited[edited["value"].notna()].groupby("series", sort=False):
+        rows = on_it.sort_values("value")
+        x = [float(value) for value in rows["value"]]
+        for name, measure in measures:
+            series = _beside(model, rows, measure, name, str(line) or "edited")
+            title = f"{measure.title}, {line}" if line else measure.title
+            yield Lines(title, "value", measure.axis, x, series, reference[name], "baseline")
 
 
-def _series(name: str, model: str, rows: pd.DataFrame, measure: Measure, column: str, placed: bool = False) -> Series:
+def _beside(model: str, rows: pd.DataFrame, measure: Measure, name: str, called: str) -> list[Series]:
+    """The arms, and their controls if there are any."""
+    found = [_series(called, model, rows, measure, name)]
+    if any(_has(row, "effect") for _, row in rows.iterrows()):
+        found.append(_series("control", model, rows, measure, f"{name}_control", control=True))
+    return found
+
+
+def _series(
+    called: str, model: str, rows: pd.DataFrame, measure: Measure, column: str, control: bool = False
+) -> Series:
     intervals = [measure.of(row, column) for _, row in rows.iterrows()]
     y, low, high = ([_known(getattr(i, end)) for i in intervals] for end in ("mean", "low", "high"))
-    x = [float(v) for v in rows["value"]] if placed else None
-    return Series(name, model, y, low, high, column.endswith("_control"), x)
+    return Series(called, model, y, low, high, control)
 
 
 def _shows(some: pd.DataFrame) -> str:
@@ -171,44 +174,51 @@ def _control(some: pd.DataFrame, row: Any) -> str:
 
 def _effect(row: Any) -> str:
     """What the edit does beyond its control, or without one against the baseline."""
-    part, beyond = ("effect", "its control") if _has(row, "effect") else ("change", "the baseline")
-    sure, unsure = [], []
+    sure, unsure = _moved(row)
+    than = _than(row)[1]
+    said = [f"Less {than}, {'; '.join(sure)}."] if sure else []
+    said += [f"Not told apart from {than}: {'; '.join(unsure)}."] if unsure else []
+    return " ".join(said) or f"Nothing is other than in {than}."
+
+
+def _moved(row: Any) -> tuple[list[str], list[str]]:
+    """The measures that surely rise or fall, and those of which it is not known; not those that nothing changes."""
+    sure, unsure = list[str](), list[str]()
     for name, measure in MEASURES.items():
-        told = measure.of(row, f"{name}_{part}")
-        if math.isnan(told.mean):
-            continue
+        told = measure.of(row, f"{name}_{_than(row)[0]}")
         if told.sure:
             sure.append(f"{measure.said} {'rises' if told.mean > 0 else 'falls'}, {told.said(measure.digits, True)}")
-        else:
+        elif not (math.isnan(told.mean) or told.mean == told.low == told.high == 0):
             unsure.append(f"{measure.said} ({told.said(measure.digits, True)})")
-    said = [f"Less {beyond}, {'; '.join(sure)}." if sure else ""]
-    said.append(f"Not told apart from {beyond}: {'; '.join(unsure)}." if unsure else "")
-    return " ".join(filter(None, said))
+    return sure, unsure
+
+
+def _than(row: Any) -> tuple[str, str]:
+    return ("effect", "its control") if _has(row, "effect") else ("change", "the baseline")
 
 
 def _summary(some: pd.DataFrame) -> list[str]:
+    """Where the effect is sure, of every edit or along every line."""
     sentences = []
-    for _, row in some[_edited(some) & some["value"].isna()].iterrows():
-        where = ", ".join(filter(None, (row["condition"], row["arm"])))
-        sentences.append(f"**{row['model']}**, {where}: {_effect(row)}")
-    placed = some[_edited(some) & some["value"].notna()]
-    for (condition, line), rows in placed.groupby(["condition", "series"], sort=False):
-        part = "effect" if _has(rows.iloc[0], "effect") else "change"
+    edited = some[_edited(some)]
+    for _, row in edited[edited["value"].isna()].iterrows():
+        where = ", ".join(filter(None, (row["model"], row["condition"])))
+        than, sure = _than(row)[1], "; ".join(_moved(row)[0])
+        found = f"less {than}, {sure}." if sure else f"nothing is told apart from {than}."
+        sentences.append(f"**{where}**, {row['arm']}: {found}")
+    for (condition, line), rows in edited[edited["value"].notna()].groupby(["condition", "series"], sort=False):
+        part, than = _than(rows.iloc[0])
+        where = ", ".join(filter(None, (rows.iloc[0]["model"], condition)))
         name = "acc" if "acc" in rows else "nll"
-        sure = [f"{row['value']:g}" for _, row in rows.iterrows() if MEASURES[name].of(row, f"{name}_{part}").sure]
-        where = ", ".join(filter(None, (condition, line)))
-        found = f"surely apart from zero at {', '.join(sure)}" if sure else "nowhere surely apart from zero"
-        sentences.append(f"**{rows.iloc[0]['model']}**, {where}: the {part} on {MEASURES[name].said} is {found}.")
+        at = [f"{row['value']:g}" for _, row in rows.iterrows() if MEASURES[name].of(row, f"{name}_{part}").sure]
+        found = f"surely other than in {than} at {', '.join(at)}" if at else f"nowhere told apart from {than}"
+        sentences.append(f"**{where}**, {line or 'edited'}: {MEASURES[name].said} is {found}.")
     return sentences
 
 
 def _edited(table: pd.DataFrame) -> pd.Series:
     """Rows that are neither a baseline nor a control."""
     return (table["edits"] != "") & (table["control_of"] == "")
-
-
-def _any(table: pd.DataFrame, part: str) -> bool:
-    return any(_has(row, part) for _, row in table.iterrows())
 
 
 def _has(row: Any, part: str) -> bool:
