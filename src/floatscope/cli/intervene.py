@@ -115,7 +115,8 @@ def intervene(
             kept = f"{made.finished} of {made.total} answers are kept"
             typer.echo(f"floatscope: interrupted; {kept}, and the same command goes on with the others", err=True)
             raise typer.Exit(130) from error
-        for sentence in dict.fromkeys(str(each.message) for each in said):
+        heard = [str(each.message) for each in said]
+        for sentence in {each.partition(" picked ")[0]: each for each in heard}.values():  # one of each edit
             o.say(console, "note", sentence)
     table, page = effects(paths), out / "report.html"
     table.to_csv(out / "effects.csv", index=False)
