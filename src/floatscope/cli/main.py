@@ -29,6 +29,7 @@ from floatscope.cli.lens import lens
 from floatscope.cli.models import models
 from floatscope.cli.report import report
 from floatscope.cli.stress import stress
+from floatscope.cli.study import study
 from floatscope.cli.trace import trace
 from floatscope.cli.twins import twins
 from floatscope.errors import UserError
@@ -65,6 +66,7 @@ app.command(
 app.command(
     epilog="Example: floatscope intervene twin:mdm --edit 'mask_anchors(k=5)' --data reading-5.jsonl --out runs/mask"
 )(intervene)
+app.command(epilog="Example: floatscope study sinks twin:arm twin:mdm --data reading-5.jsonl --out runs/sinks")(study)
 app.command(epilog="Example: floatscope doctor --json > doctor.json")(doctor)
 app.command(epilog="Example: floatscope models GSAI-ML/LLaDA-8B-Instruct")(models)
 

@@ -70,6 +70,31 @@ def folders(models: list[str], out: Path) -> list[Path]:
     return paths
 
 
+def options(given: list[str]) -> dict[str, object]:
+    """Words as numbers, lists or text."""
+    found: dict[str, object] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UserError(f"--set takes name=value, such as documents=10, got '{text}'")
+        name = name.replace("-", "_")
+        if name in found:
+            raise UserError(f"--set {name} is given twice; several values are written as {name}=1,2")
+        found[name] = _value(value)
+    return found
+
+
+def _value(text: str) -> object:
+    if "," in text:
+        return tuple(_value(part) for part in text.split(","))
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
 def say(console: Console, what: str, text: str) -> None:
     from rich.markup import escape
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from floatscope.cli import options as o
-from floatscope.errors import UserError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,7 +63,7 @@ def stress(
     from floatscope.tasks.read import about, read_file
 
     read = read_file(data, limit, format=format, skip_bad=skip_bad)
-    options, paths, notes = _options(option), o.folders(models, out), dict[str, list[str]]()
+    options, paths, notes = o.options(option), o.folders(models, out), dict[str, list[str]]()
     if kind == "noise" and "retrieve" in options:
         options["retrieve"] = _retriever(Path(str(options["retrieve"])))
     if not trust_remote_code:  # before the first is asked anything: what is wrong with another
@@ -123,20 +122,6 @@ def _show(console: Console, table: pd.DataFrame) -> None:
     console.print(shown)
 
 
-def _options(given: list[str]) -> dict[str, object]:
-    """Words as numbers, lists or text."""
-    found: dict[str, object] = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise UserError(f"--set takes name=value, such as documents=10, got '{text}'")
-        name = name.replace("-", "_")
-        if name in found:
-            raise UserError(f"--set {name} is given twice; several values are written as {name}=1,2")
-        found[name] = _value(value)
-    return found
-
-
 def _retriever(folder: Path) -> Callable[[str], list[Passage]]:
     """From a question to passages of an index."""
     from floatscope.tasks.index import Index
@@ -144,14 +129,3 @@ def _retriever(folder: Path) -> Callable[[str], list[Passage]]:
 
     index = Index.open(folder)
     return lambda question: [Passage(hit.title, hit.text) for hit in index.search(question, RETRIEVED)]
-
-
-def _value(text: str) -> object:
-    if "," in text:
-        return tuple(_value(part) for part in text.split(","))
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text

@@ -8,7 +8,7 @@ STUDIES["sinks"].read(effects)                   # a sentence per model
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from floatscope.intervene.studies.heads import dormant, heads
 from floatscope.intervene.studies.plan import Asked, Plan
 from floatscope.intervene.studies.regions import blank
 
-__all__ = ["STUDIES", "Asked", "Plan", "Study", "plan"]
+__all__ = ["STUDIES", "Asked", "Plan", "Study", "check", "plan"]
 
 
 @dataclass(frozen=True)
@@ -84,12 +84,17 @@ STUDIES = {
 
 
 def plan(name: str, asked: Asked, **options: Any) -> Plan:
-    """Everything about the options is checked here. `heads` traces some samples, into `asked.out`."""
+    """What is to be asked of whom. `heads` traces some samples first, into `asked.out`."""
+    check(name, options)
+    if not asked.samples:
+        raise UserError("there are no samples to study; give one or more")
+    return STUDIES[name].make(asked, **options)
+
+
+def check(name: str, options: Iterable[str]) -> None:
+    """Refuse a study or an option that there is not."""
     if name not in STUDIES:
         raise unknown("study", name, STUDIES)
     for option in options:
         if option not in STUDIES[name].options:
             raise unknown(f"option of {name}", option, STUDIES[name].options)
-    if not asked.samples:
-        raise UserError("there are no samples to study; give one or more")
-    return STUDIES[name].make(asked, **options)
