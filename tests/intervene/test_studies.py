@@ -56,7 +56,7 @@ def test_sinks_are_masked_beside_as_many_random_and_middling_keys(mdm, tmp_path)
         assert [each.series for each in drawn] == ["random"] * 3
         assert {(each.edits[0].keys.rule, each.edits[0].keys.k) for each in drawn} == {("random", k)}
         assert len({each.edits[0].keys.seed for each in drawn}) == 3
-        middle = arms[f"anchors-{k}-middle-0"]
+        middle = arms[f"middle-{k}"]
         assert (middle.edits[0].keys.rule, middle.edits[0].keys.k, middle.series) == ("middle", k, "middle")
         assert middle.control_of == ""  # the effect is that against random keys
     assert len(by_name(plan("sinks", asked(mdm, read("reading-5")[:2], tmp_path), counts=2, draws=1))) == 4

@@ -37,14 +37,26 @@ def studied(name: str, paths: Sequence[Path], told: Mapping[str, Sequence[str]] 
 
 
 def results(name: str, table: pd.DataFrame) -> Table:
-    """Every edited arm in a row: its mean, less the baseline, less its control."""
-    value = "nll" if STUDIES[name].nll_only else "acc"
+    """Every edited arm in a row: its mean, less the baseline, less its control; of single heads a row per layer."""
+    if name == "dormant":
+        return _by_layer(table)
+    value, digits = ("nll", 2) if STUDIES[name].nll_only else ("acc", 0)
     measure, whose = MEASURES[value], ["model", *(["condition"] if table["condition"].any() else [])]
     rows: list[list[str | float | int | None]] = []
     for _, row in table[table["control_of"] == ""].iterrows():
-        apart = [measure.of(row, f"{value}_{part}").said(measure.digits, True) for part in ("change", "effect")]
-        rows.append([*row[whose], row["arm"], int(row["n"]), measure.of(row, value).said(measure.digits), *apart])
-    return Table([*whose, "arm", "n", measure.axis, "less the baseline", "less its control"], rows, "All arms")
+        apart = [measure.of(row, f"{value}_{part}").said(digits, True) for part in ("change", "effect")]
+        mean = f"{measure.of(row, value).mean:.{digits}f}"
+        rows.append([*row[whose], row["arm"], int(row["n"]), mean, *apart])
+    return Table([*whose, "arm", "n", value, "change", "effect"], rows, "All arms")
+
+
+def _by_layer(table: pd.DataFrame) -> Table:
+    rows: list[list[str | float | int | None]] = []
+    for (model, layer), some in table[table["value"].notna()].groupby(["model", "series"], sort=False):
+        most = some.loc[some["nll_change"].idxmax()]
+        change = MEASURES["nll"].of(most, "nll_change").said(3, True)
+        rows.append([model, layer, len(some), int(is_dormant(some).sum()), int(most["value"]), change])
+    return Table(["model", "arm", "heads", "dormant", "most missed", "nll change"], rows, "Heads by layer")
 
 
 def _on_axis(charts: Sequence[Chart], axis: str) -> list[Chart]:

@@ -27,7 +27,7 @@ def sinks(asked: Asked, *, counts: Choice = None, draws: Choice = 3) -> Plan:
         edits, name = f"mask_anchors(k={k})", f"anchors-{k}"
         _, middle = arms_of(edits, "middle", name=name, value=float(k))
         arms += against(edits, name, ("anchors", "random"), times, k)
-        arms.append(replace(middle, control_of="", series="middle"))  # beside the random ones, not among them
+        arms.append(replace(middle, name=f"middle-{k}", control_of="", series="middle"))  # not among the random ones
     return Plan({"": list(asked.samples)}, arms, [])
 
 

@@ -14,11 +14,11 @@ NAMED = 3
 
 
 def sinks(table: pd.DataFrame) -> list[str]:
-    return _costs(table, "masking {} anchors", "masking as many random keys")
+    return _costs(table, "masking {} anchor{}", "masking as many random keys")
 
 
 def heads(table: pd.DataFrame) -> list[str]:
-    return _costs(table, "zeroing {} retrieval heads", "zeroing as many others of their layers")
+    return _costs(table, "zeroing {} retrieval head{}", "zeroing as many others of their layers")
 
 
 def pin(table: pd.DataFrame) -> list[str]:
@@ -64,7 +64,9 @@ def _costs(table: pd.DataFrame, done: str, instead: str) -> list[str]:
     for model, some in _edited(table):
         counts = ", ".join(f"{value:g}" for value in some["value"])
         costs = ", ".join(_points(row, "acc_effect") for _, row in some.iterrows())
-        told.append(f"{done.format(counts)} costs {model} {costs} points more than {instead}")
+        told.append(
+            f"{done.format(counts, '' if counts == '1' else 's')} costs {model} {costs} points more than {instead}"
+        )
     return told
 
 
@@ -79,6 +81,7 @@ def _points(row: pd.Series, name: str) -> str:
 
 
 def _interval(row: pd.Series, name: str, scale: float, digits: int) -> str:
+    """With its interval, if it has one: a single sample gives none."""
     ends = sorted(scale * row[end] for end in (f"{name}_low", f"{name}_high"))
-    told = [f"{x + 0.0:.{digits}f}".replace("-", "−") for x in (scale * row[name], *ends)]
-    return f"{told[0]} [{told[1]}, {told[2]}]"
+    mean, low, high = (f"{x + 0.0:.{digits}f}".replace("-", "−") for x in (scale * row[name], *ends))
+    return mean if pd.isna(ends[0]) else f"{mean} [{low}, {high}]"
