@@ -68,13 +68,15 @@ def text_of(model: Model) -> Text:
     return model.text
 
 
-def regions_of(items: Sequence[Item], new: int, suffix: int) -> Regions:
-    """The regions of a batch, which is padded on the left; `answer` is the new tokens."""
+def regions_of(items: Sequence[Item], new: int, suffix: int, also: Sequence[str] = ()) -> Regions:
+    """The regions of a batch, which is padded on the left; `answer` is the new tokens. `also` are regions of other
+    samples, which are there by name."""
     width = max(len(item.ids) for item in items)
     spans = []
     for item in items:
         pad = width - len(item.ids)
-        found = {name: [(pad + i, pad + i + 1) for i in tokens] for name, tokens in item.tokens.items()}
+        found = {name: list[tuple[int, int]]() for name in also}
+        found |= {name: [(pad + i, pad + i + 1) for i in tokens] for name, tokens in item.tokens.items()}
         if suffix:
             found.setdefault("template", []).append((width + new, width + new + suffix))
         spans.append({**found, "answer": [(width, width + new)]})

@@ -4,6 +4,7 @@
     for answered in evaluation: print(answered.done, answered.total, answered.acc)
     open_evaluation("runs/mdm-5").table            # a row per sample: acc, em, f1, what was said
     evaluation.told                                # what was cut to fit, in sentences
+    evaluate(…, edits="mask_anchors(k=5)", measure=True)    # of an edited model; likelihood, order and floating beside
 
     runs/mdm-5/run.json              what was asked, by what, on what
     runs/mdm-5/predictions.jsonl     a line per sample, written batch by batch
@@ -30,9 +31,12 @@ import pandas as pd
 from floatscope import prompts
 from floatscope.asking import Item, batches, regions_of, text_of, threads_for
 from floatscope.capture.watcher import Watch
-from floatscope.decode import sampling
+from floatscope.decode import Sampling, sampling
 from floatscope.decoding import Decoding, decode
 from floatscope.errors import UserError
+from floatscope.intervene import edits_of
+from floatscope.likelihood import answer_nll
+from floatscope.measuring import FIELDS, MEASURES, can_be_forced, known, of_trace, tells_nll
 from floatscope.models import Model
 from floatscope.posing import Ask, Passages, choose, posed
 from floatscope.tasks.sample import Sample
@@ -42,8 +46,10 @@ from floatscope.trace import Run, Trace, create_run, open_run
 from floatscope.trace.record import write_record
 from floatscope.trace.run import check_run
 from floatscope.tracing import Tracing, trace_samples
+from floatscope.values import Edit
 
 PREDICTIONS, TRACES = "predictions.jsonl", "traces"
+EVALUATION, LIKELIHOODS = "evaluation", "likelihoods"
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,7 @@ class Answered:
 
     done: int
     total: int
-    acc: float  # so far
+    acc: float  # so far; NaN where only likelihoods are asked for
     seconds: float  # since this start
     left: float  # seconds the rest will take at this pace
 
@@ -72,6 +78,9 @@ def evaluate(
     placement: str | None = None,
     extra_masks: int = 0,
     filler: str = "",
+    edits: str | Edit | Sequence[str | Edit] = (),
+    measure: bool = False,
+    nll_only: bool = False,
     preset: str | None = None,
     source: Mapping[str, Any] | None = None,
     **settings: Any,
@@ -79,7 +88,9 @@ def evaluate(
     """Everything is checked here; samples are asked as the result is iterated. `settings` are those of `Sampling`.
 
     `trace` of the samples, the first, are watched as well. Shots are other samples of the same file with their answers
-    and gold passages, drawn for each sample by its id.
+    and gold passages, drawn for each sample by its id. `edits` are at work while it answers, as in `decode`. `measure`
+    adds to every line the negative log-likelihood of the first right answer, the order of the commits and the floating
+    index; `nll_only` asks for that likelihood and nothing else, which is one decoding instead of two.
     """
     if not isinstance(model, Model):
         raise UserError(f"evaluate needs a floatscope Model (fs.load), got {type(model).__name__}")
@@ -87,17 +98,33 @@ def evaluate(
         raise UserError(f"shots, traces and extra masks are 0 or more, got {min(shots, trace, extra_masks)}")
     if (extra_masks or filler) and model.spec.family != "mdm":
         raise UserError(f"{model.spec.name} writes from left to right: nothing can stand behind its answer")
+    if trace and edits:
+        raise UserError("traces are of the model as it is; leave out trace, or the edits")
     chosen = [choose(sample, passages) for sample in samples]
     settings = {name: value for name, value in settings.items() if value is not None}
     if model.spec.family == "arm" and settings.get("steps") == settings.get("new_tokens"):
         settings.pop("steps", None)  # a step per token is what it takes
     asked = Ask(template(prompt), passages, shots, placement, extra_masks, filler, attention)
     how = sampling(model.spec.family, preset, **settings)
+    if nll_only and not tells_nll(model, how):
+        raise UserError(f"{model.spec.name} writes no end of text, and the likelihood of an answer is up to its end")
     items, told = posed(model, chosen, asked, chat, how.new_tokens, settings.get("seed", 0))
     evaluation = Evaluation(
-        model, Path(out), items, asked, chat, batch, trace, dict(source or {}), {"preset": preset, **settings}, told
+        model,
+        Path(out),
+        items,
+        asked,
+        chat,
+        batch,
+        trace,
+        edits_of(edits),
+        measure,
+        nll_only,
+        dict(source or {}),
+        {"preset": preset, **settings},
+        told,
     )
-    check_run(out, evaluation.settings, evaluation.names, plan=evaluation.plan, resume=True)
+    evaluation.check()
     return evaluation
 
 
@@ -112,6 +139,9 @@ class Evaluation:
     chat: bool | None
     batch: int | None
     trace: int
+    edits: tuple[Edit, ...]
+    measure: bool
+    nll_only: bool
     source: dict[str, Any]
     arguments: dict[str, Any]
     told: list[str]
@@ -124,16 +154,27 @@ class Evaluation:
         began, fresh = time.monotonic(), 0
         with create_run(self.path, self.settings, self.names, plan=self.plan, resume=True) as run:
             assert run.plan is not None
-            scores = [line["acc"] for line in _go_on(run)]
+            scores = [_score(line) for line in _go_on(run)]
             for names in run.plan[_batches_in(run.plan, len(scores)) :]:
                 lines = self._answer([by_name[name] for name in names])
                 _append(self.path / PREDICTIONS, lines)
                 fresh += len(lines)
-                scores += [line["acc"] for line in lines]
+                scores += [_score(line) for line in lines]
                 seconds = time.monotonic() - began
                 left = seconds / fresh * (len(self.items) - len(scores))
                 yield Answered(len(scores), len(self.items), _mean(scores), seconds, left)
             write_record(self.path, {**run.record, "status": "finished"})
+
+    def check(self) -> None:
+        """Refuse edits the model or a sample cannot have, and a folder that holds something else."""
+        if self.edits:
+            for some in batches(self.model, self.items, self.batch):
+                decode(self.model, [item.ids for item in some], **self._around(some))
+        check_run(self.path, self.settings, self.names, plan=self.plan, resume=True)
+
+    @property
+    def how(self) -> Sampling:
+        return sampling(self.model.spec.family, **self.arguments)
 
     @property
     def names(self) -> list[str]:
@@ -150,13 +191,16 @@ class Evaluation:
     @property
     def settings(self) -> dict[str, Any]:
         """All that the predictions depend on."""
-        how = sampling(self.model.spec.family, **self.arguments)
         asked = [[item.sample.id, item.prompt.text, *item.sample.answers] for item in self.items]
         return {
             **self.model.facts,
-            **how.as_json,
+            **self.how.as_json,
             **self.ask.as_json,
-            "what": "evaluation",
+            **(
+                {"edits": [str(edit) for edit in self.edits], "edits_sha256": _digest(self.edits)} if self.edits else {}
+            ),
+            **({"measure": True} if self.measure else {}),
+            "what": LIKELIHOODS if self.nll_only else EVALUATION,
             "template": "chat" if prompts.uses_template(self.model, self.chat) else None,
             "samples_sha256": hashlib.sha256(json.dumps(asked).encode()).hexdigest(),
             **self.source,
@@ -181,26 +225,51 @@ class Evaluation:
 
     def _answer(self, items: Sequence[Item]) -> list[dict[str, Any]]:
         with threads_for(self.model):
+            if self.nll_only:
+                nlls = zip(items, self._nll(items), strict=True)
+                return [{"id": item.sample.id, "measures": {"nll": nll}} for item, nll in nlls]
             decoding = self._decode(items)
-            looks: list[dict[str, float] | None] = [None] * len(items)
+            lines = [_line(item, text) for item, text in zip(items, decoding.texts, strict=True)]
+            traces = decoding.traces if self.ask.attention or self.measure else []
             if self.ask.attention:
-                told = zip(items, decoding.traces, decoding.generated, strict=True)
-                looks = [_attention(trace, len(item.ids) + max(1, len(new))) for item, trace, new in told]
-        return [_line(item, text, look) for item, text, look in zip(items, decoding.texts, looks, strict=True)]
+                ends = [len(item.ids) + max(1, len(new)) for item, new in zip(items, decoding.generated, strict=True)]
+                for line, trace, end in zip(lines, traces, ends, strict=True):
+                    line["attention"] = _attention(trace, end)
+            if self.measure:
+                for line, trace, nll in zip(lines, traces, self._nll(items), strict=True):
+                    line["measures"] = {"nll": nll, **of_trace(trace)}
+        return lines
 
     def _decode(self, items: Sequence[Item]) -> Decoding:
-        spec, new = self.model.spec, sampling(self.model.spec.family, **self.arguments).new_tokens
+        fields = (*(("row_regions",) if self.ask.attention else ()), *(FIELDS if self.measure else ()))
+        watch = Watch(fields=fields) if fields else None
+        return decode(self.model, [item.ids for item in items], watch=watch, **self._around(items))
+
+    def _nll(self, items: Sequence[Item]) -> list[float | None]:
+        """Of each sample's first right answer; None without one, or where it is too long."""
+        new = self.how.new_tokens
+        able = [item for item in items if tells_nll(self.model, self.how) and can_be_forced(self.model, item, new)]
+        if not able:
+            return [None] * len(items)
+        told = {**self._around(able), "new_tokens": new, "stop": None}
+        told["watch"] = Watch(fields=("received",))  # edited or not, attention is computed in the same way
+        answers = [item.sample.answers[0] for item in able]
+        found = answer_nll(self.model, [item.ids for item in able], answers, chat=self.chat, **told)
+        by_name = {item.sample.id: known(nll) for item, nll in zip(able, found, strict=True)}
+        return [by_name.get(item.sample.id) for item in items]
+
+    def _around(self, items: Sequence[Item]) -> dict[str, Any]:
+        """What `decode` is told of a batch besides its prompts."""
         behind = self.ask.behind(self.model)
-        suffix = 0 if spec.family == "arm" else len(text_of(self.model).suffix)
-        return decode(
-            self.model,
-            [item.ids for item in items],
-            watch=Watch(fields=("row_regions",)) if self.ask.attention else None,
-            samples=[item.sample.id for item in items],
-            regions=regions_of(items, new, len(behind) + suffix),
-            behind=behind,
+        suffix = 0 if self.model.spec.family == "arm" else len(text_of(self.model).suffix)
+        everywhere = {name for item in self.items for name in item.tokens} if self.edits else set()
+        return {
+            "samples": [item.sample.id for item in items],
+            "regions": regions_of(items, self.how.new_tokens, len(behind) + suffix, sorted(everywhere)),
+            "behind": behind,
+            "edits": self.edits,
             **self.arguments,
-        )
+        }
 
 
 @dataclass(frozen=True)
@@ -221,14 +290,22 @@ class Results:
 
 
 def open_evaluation(path: str | Path) -> Results:
+    results = open_predictions(path)
+    if results.settings["what"] == LIKELIHOODS:
+        raise UserError(f"{path} holds the likelihoods of answers alone, no scores; floatscope eval makes those")
+    return results
+
+
+def open_predictions(path: str | Path) -> Results:
+    """Of an evaluation, or of likelihoods alone."""
     run = open_run(path)
-    if run.settings.get("what") != "evaluation":
+    if run.settings.get("what") not in (EVALUATION, LIKELIHOODS):
         raise UserError(f"{path} is a run of traces, not of scores; floatscope eval makes those")
     lines = read_predictions(Path(path))
     if not lines:
-        raise UserError(f"{path} has no answer yet; the same floatscope eval goes on with it")
-    flat = [{k: v for k, v in line.items() if k != "attention"} | line.get("attention", {}) for line in lines]
-    table = pd.DataFrame(flat).rename(columns={"id": "sample"})
+        raise UserError(f"{path} has no answer yet; the same command goes on with it")
+    table = pd.DataFrame([_flat(line) for line in lines]).rename(columns={"id": "sample"})
+    table = table.astype({name: float for name in MEASURES if name in table})  # null is NaN
     return Results(Path(path), run, table)
 
 
@@ -244,11 +321,17 @@ def read_predictions(path: Path) -> list[dict[str, Any]]:
         raise UserError(f"{file} is damaged ({error}); delete it and evaluate again") from error
 
 
-def _line(item: Item, said: str, look: dict[str, float] | None) -> dict[str, Any]:
+def _flat(line: Mapping[str, Any]) -> dict[str, Any]:
+    parts = ("attention", "measures")
+    own = {name: value for name, value in line.items() if name not in parts}
+    return own | {name: value for part in parts for name, value in line.get(part, {}).items()}
+
+
+def _line(item: Item, said: str) -> dict[str, Any]:
     sample = item.sample
     unanswerable = is_unanswerable(sample)
     right = float(abstains(said)) if unanswerable else acc(said, sample.answers)
-    told: dict[str, Any] = {
+    return {
         "id": sample.id,
         "prediction": said,
         "answers": list(sample.answers),
@@ -260,7 +343,6 @@ def _line(item: Item, said: str, look: dict[str, float] | None) -> dict[str, Any
         "passages": len(sample.passages),
         "tokens": len(item.ids),
     }
-    return told if look is None else {**told, "attention": look}
 
 
 def _attention(trace: Trace, end: int) -> dict[str, float]:
@@ -309,6 +391,15 @@ def _append(file: Path, lines: Sequence[Mapping[str, Any]]) -> None:
             os.fsync(opened.fileno())
     except OSError as error:
         raise UserError(f"cannot write {file}: {error.strerror}; mend that, and the same command goes on") from error
+
+
+def _score(line: Mapping[str, Any]) -> float:
+    return float(line.get("acc", np.nan))
+
+
+def _digest(edits: Sequence[Edit]) -> str:
+    """Of all an edit says: two may be called the same."""
+    return hashlib.sha256(repr(edits).encode()).hexdigest()
 
 
 def _mean(scores: Sequence[float]) -> float:

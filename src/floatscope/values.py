@@ -143,6 +143,7 @@ class Reductions:
 
 RULES = ("anchors", "middle", "least", "random", "region", "positions", "first")
 OF = ("before", "now", "first")
+OTHERS = "others"
 PRIMITIVES = ("bias", "move", "scale", "zero", "sink", "freeze", "replace", "drop")
 
 
@@ -153,7 +154,8 @@ class Keys:
     anchors     the `k` of largest lift, as the model attends before the edit
     middle      `k` of middling lift
     least       all but the `k` of largest lift; a `k` below 1 is a share of them
-    random      `k` of those that could be anchors; or as many as `like` picks
+    random      `k` of those that could be anchors; or as many as `like` picks, the same for all heads, layers and steps
+                where those of `like` are
     region      all of a region
     positions   counted from the sample's first token
     first       the sample's first token
@@ -183,7 +185,14 @@ class Keys:
 
     @property
     def ranked(self) -> bool:
-        return self.rule in ("anchors", "middle", "least")
+        """Whether what was attended to decides."""
+        return not self.shared
+
+    @property
+    def shared(self) -> bool:
+        """Whether all heads and layers pick the same."""
+        told = self if self.like is None else self.like
+        return told.rule in ("region", "positions", "first")
 
 
 @dataclass(frozen=True)
@@ -204,7 +213,7 @@ class Edit:
     steps: tuple[int, ...] | None = None
     layers: tuple[int, ...] | None = None
     heads: tuple[int, ...] | None = None
-    queries: str | None = None  # a region, or `masked`, `committed`, `prompt`
+    queries: str | None = None  # a region, or `masked`, `committed`, `prompt`; `others`: rows that are none of the keys
     keys: Keys | None = None
     to: Keys | None = None
     what: str | None = None
@@ -222,6 +231,8 @@ class Edit:
                 raise UserError(f"edit '{self.primitive}' needs `{name}`")
         if self.what not in (None, "key", "value"):
             raise unknown("operand of an edit", self.what, ("key", "value"))
+        if self.queries == OTHERS and (self.keys is None or not self.keys.shared):
+            raise UserError("queries='others' needs keys that all heads share: a region, positions, the first token")
         for name in ("steps", "layers", "heads"):
             given = getattr(self, name)
             if given is not None and not (given and all(isinstance(i, int) and i >= 0 for i in given)):

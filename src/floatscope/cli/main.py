@@ -24,10 +24,12 @@ from floatscope.cli.demo import demo
 from floatscope.cli.doctor import doctor
 from floatscope.cli.eval import compare, evaluate
 from floatscope.cli.index import index
+from floatscope.cli.intervene import intervene
 from floatscope.cli.lens import lens
 from floatscope.cli.models import models
 from floatscope.cli.report import report
 from floatscope.cli.stress import stress
+from floatscope.cli.study import study
 from floatscope.cli.trace import trace
 from floatscope.cli.twins import twins
 from floatscope.errors import UserError
@@ -61,6 +63,10 @@ app.command(epilog="Example: floatscope compare runs/mdm-0 runs/mdm-5 --out tabl
 app.command(
     epilog="Example: floatscope stress twin:arm twin:mdm --data reading-5.jsonl --kind position --out runs/place"
 )(stress)
+app.command(
+    epilog="Example: floatscope intervene twin:mdm --edit 'mask_anchors(k=5)' --data reading-5.jsonl --out runs/mask"
+)(intervene)
+app.command(epilog="Example: floatscope study sinks twin:arm twin:mdm --data reading-5.jsonl --out runs/sinks")(study)
 app.command(epilog="Example: floatscope doctor --json > doctor.json")(doctor)
 app.command(epilog="Example: floatscope models GSAI-ML/LLaDA-8B-Instruct")(models)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from floatscope.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -60,6 +63,40 @@ def opened(name: str, live: bool, **settings: Any) -> Model:
 
     with Console(stderr=True).status("loading") if live else nullcontext():
         return load(name, **settings)
+
+
+def folders(models: list[str], out: Path) -> list[Path]:
+    """A folder for each model."""
+    paths = [out / re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip("-") for name in models]
+    for place, path in enumerate(paths):
+        if path in paths[:place]:
+            raise UserError(f"two models would be kept in {path}; give each model once")
+    return paths
+
+
+def options(given: list[str]) -> dict[str, object]:
+    """Words as numbers, lists or text."""
+    found: dict[str, object] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UserError(f"--set takes name=value, such as documents=10, got '{text}'")
+        name = name.replace("-", "_")
+        if name in found:
+            raise UserError(f"--set {name} is given twice; several values are written as {name}=1,2")
+        found[name] = _value(value)
+    return found
+
+
+def _value(text: str) -> object:
+    if "," in text:
+        return tuple(_value(part) for part in text.split(","))
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
 
 
 def say(console: Console, what: str, text: str) -> None:

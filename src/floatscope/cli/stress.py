@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from floatscope.cli import options as o
-from floatscope.errors import UserError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -68,7 +66,7 @@ def stress(
 
     read = read_file(data, limit, format=format, skip_bad=skip_bad)
     samples, recall, index = (read.samples, None, {}) if retrieve is None else o.retrieved(retrieve, read.samples, k)
-    options, paths, notes = _options(option), _paths(models, out), dict[str, list[str]]()
+    options, paths, notes = o.options(option), o.folders(models, out), dict[str, list[str]]()
     if kind == "noise" and "retrieve" in options:
         options["retrieve"] = _retriever(Path(str(options["retrieve"])))
     if not trust_remote_code:  # before the first is asked anything: what is wrong with another
@@ -114,15 +112,6 @@ def stress(
     o.say(console, "page", str(page))
 
 
-def _paths(models: list[str], out: Path) -> list[Path]:
-    """A folder for each model."""
-    paths = [out / re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip("-") for name in models]
-    for place, path in enumerate(paths):
-        if path in paths[:place]:
-            raise UserError(f"two models would be kept in {path}; give each model once")
-    return paths
-
-
 def _show(console: Console, table: pd.DataFrame) -> None:
     from rich.table import Table
 
@@ -140,20 +129,6 @@ def _show(console: Console, table: pd.DataFrame) -> None:
     console.print(shown)
 
 
-def _options(given: list[str]) -> dict[str, object]:
-    """Words as numbers, lists or text."""
-    found: dict[str, object] = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise UserError(f"--set takes name=value, such as documents=10, got '{text}'")
-        name = name.replace("-", "_")
-        if name in found:
-            raise UserError(f"--set {name} is given twice; several values are written as {name}=1,2")
-        found[name] = _value(value)
-    return found
-
-
 def _retriever(folder: Path) -> Callable[[str], list[Passage]]:
     """From a question to passages of an index."""
     from floatscope.tasks.index import Index
@@ -161,14 +136,3 @@ def _retriever(folder: Path) -> Callable[[str], list[Passage]]:
 
     index = Index.open(folder)
     return lambda question: [Passage(hit.title, hit.text) for hit in index.search(question, RETRIEVED)]
-
-
-def _value(text: str) -> object:
-    if "," in text:
-        return tuple(_value(part) for part in text.split(","))
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text

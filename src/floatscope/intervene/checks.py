@@ -8,23 +8,21 @@ from itertools import combinations
 from floatscope.errors import UserError, unknown
 from floatscope.intervene.intervention import token_of
 from floatscope.models import Model
-from floatscope.values import CanvasState, Edit, Keys
+from floatscope.values import OTHERS, CanvasState, Edit, Keys
 
 STATES = ("masked", "committed", "prompt")
 
 
 def check(edits: Sequence[Edit], model: Model, canvas: CanvasState) -> None:
-    config = getattr(model.module, "config", None)
-    text = getattr(config, "get_text_config", lambda: config)()
-    layers, heads = (getattr(text, name, None) for name in ("num_hidden_layers", "num_attention_heads"))
+    layers, heads = shape_of(model)
     for edit in edits:
         for what, given, count in (("layer", edit.layers, layers), ("head", edit.heads, heads)):
             if missing := [i for i in given or () if count is not None and i >= count]:
                 has = f"{model.spec.name} has {what}s 0 to {(count or 0) - 1}"
                 raise UserError(f"{edit} acts on {what} {missing[0]}, and {has}")
         _check_keys(edit, canvas, layers, model.spec.name)
-        if edit.queries is not None and edit.queries not in (*STATES, *canvas.regions.names):
-            raise unknown(f"region in {edit}: the samples do not have", edit.queries, (*STATES, *canvas.regions.names))
+        if edit.queries is not None and edit.queries not in (rows := (OTHERS, *STATES, *canvas.regions.names)):
+            raise unknown(f"region in {edit}: the samples do not have", edit.queries, rows)
         if edit.primitive == "freeze" and model.spec.family == "arm":
             raise UserError(f"{edit} keeps the queries of a step, and {model.spec.name} has new ones at every step")
         if edit.primitive == "replace" and not 0 <= token_of(edit, model) < model.vocabulary:
@@ -37,6 +35,13 @@ def check(edits: Sequence[Edit], model: Model, canvas: CanvasState) -> None:
         alone = a.primitive == b.primitive and a.primitive in ("move", "freeze", "sink")
         if alone and all(_overlap(getattr(a, name), getattr(b, name)) for name in ("steps", "layers", "heads")):
             raise UserError(f"{a} and {b} contradict each other where both act; give them other steps, layers or heads")
+
+
+def shape_of(model: Model) -> tuple[int | None, int | None]:
+    """Layers, and heads of a layer; None where the model does not tell."""
+    config = getattr(model.module, "config", None)
+    text = getattr(config, "get_text_config", lambda: config)()
+    return getattr(text, "num_hidden_layers", None), getattr(text, "num_attention_heads", None)
 
 
 def _check_keys(edit: Edit, canvas: CanvasState, layers: int | None, name: str) -> None:

@@ -31,7 +31,7 @@ from floatscope.capture.received import receive
 from floatscope.errors import UserError
 from floatscope.intervene.picking import Ranking, Scene, as_mask, first_of, pick, put
 from floatscope.models import Model
-from floatscope.values import CanvasState, Edit, Keys, State
+from floatscope.values import OTHERS, CanvasState, Edit, Keys, State
 
 OF_CANVAS = ("replace", "drop")
 
@@ -122,9 +122,9 @@ class Intervention:
                 sink = torch.where(heads, edit.amount, -torch.inf if sink is None else sink)
             else:
                 picked = self._pick(edit.keys, scene)
+                queries = _queries(edit, picked, scene, call)
                 if edit.heads is not None:
                     picked = picked.masked_fill(~heads[:, None], NOWHERE)
-                queries = _queries(edit, scene, call)
                 if layer == min(edit.layers or (0,)):  # once a step
                     self._count(edit, picked if queries is None else picked.where(queries.any(), NOWHERE))
                 if edit.primitive == "scale":
@@ -160,7 +160,7 @@ class Intervention:
         return F.pad(target, (0, source.shape[-1] - target.shape[-1]), value=NOWHERE)
 
     def _ranking(self, keys: Keys, scene: Scene) -> Ranking | None:
-        if not _needs_ranking(keys):
+        if not keys.ranked:
             return None
         like = keys.like or keys
         at = (scene.layer if like.layer is None else like.layer, like.rows)
@@ -233,7 +233,7 @@ class Intervention:
         assert keys is not None
         scene = Scene(canvas, -1, 1, self.samples)
         ranking = None
-        if _needs_ranking(keys):
+        if keys.ranked:
             lifts = [ranked for (_, rows), ranked in self._now.items() if rows == keys.rows]
             if not lifts:
                 return canvas
@@ -271,17 +271,13 @@ def token_of(edit: Edit, model: Model) -> int:
 
 
 def _ranked(edit: Edit) -> bool:
-    return any(_needs_ranking(keys) for keys in (edit.keys, edit.to) if keys is not None)
-
-
-def _needs_ranking(keys: Keys) -> bool:
-    return keys.ranked or keys.rule == "random"
+    return any(keys.ranked for keys in (edit.keys, edit.to) if keys is not None)
 
 
 def _ranks_at(edit: Edit, layer: int, step: int) -> Iterator[Keys]:
     """The rules of an edit that want to know what this layer attends to in this step."""
     for keys in (edit.keys, edit.to):
-        if keys is None or not _needs_ranking(keys):
+        if keys is None or not keys.ranked:
             continue
         told = keys.like or keys
         here = told.layer == layer if told.layer is not None else edit.layers is None or layer in edit.layers
@@ -298,10 +294,11 @@ def _heads(edit: Edit, call: Attention) -> Bool[Tensor, " head"]:
     return chosen
 
 
-def _queries(edit: Edit, scene: Scene, call: Attention) -> Bool[Tensor, "batch query"] | None:
+def _queries(edit: Edit, picked: Tensor, scene: Scene, call: Attention) -> Bool[Tensor, "batch query"] | None:
     if edit.queries is None:
         return None
-    return scene.region(edit.queries)[:, call.visible.keys - call.visible.queries :]
+    rows = ~as_mask(picked[:, :1], call.visible.keys)[:, 0] if edit.queries == OTHERS else scene.region(edit.queries)
+    return rows[:, call.visible.keys - call.visible.queries :]
 
 
 def _bias(edit: Edit, picked: Tensor, queries: Tensor | None, keys: int) -> Bias:

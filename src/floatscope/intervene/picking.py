@@ -72,6 +72,8 @@ def pick(keys: Keys, ranking: Ranking | None, scene: Scene) -> Int[Tensor, "batc
         inside = scene.region(keys.region) & scene.canvas.valid
         found = first_of(inside.float()[:, None], inside[:, None], int(inside.sum(-1).max()))
         return found.expand(B, scene.heads, -1)
+    if keys.shared:
+        return _random_positions(keys, scene)
     assert ranking is not None
     ranking = ranking.of(K)
     eligible = ranking.eligible[:, None].expand(B, scene.heads, K)
@@ -108,18 +110,32 @@ def first_of(
     return torch.nn.functional.pad(at, (0, n - most), value=NOWHERE) if n > most else at
 
 
+def _random_positions(keys: Keys, scene: Scene) -> Tensor:
+    """As many as `like` picks, the same for all heads, layers and steps: of the prompt, then of the rest."""
+    assert keys.like is not None
+    like = pick(keys.like, None, scene)
+    order = _chance(step_keys(keys.seed, scene.samples, 0, "positions"), 1, scene)
+    order = order + (scene.canvas.states == int(State.PROMPT))[:, None]
+    drawn = first_of(order, scene.canvas.valid[:, None], like.shape[-1]).expand_as(like)
+    return _as_many(drawn, like)
+
+
 def _random(keys: Keys, ranking: Ranking, scene: Scene, eligible: Tensor) -> Tensor:
-    _, H, K = eligible.shape
-    device = eligible.device
-    key = step_keys(keys.seed, scene.samples, scene.canvas.step, f"keys {scene.layer}").to(device)
-    own = (
-        torch.arange(K, device=device) - scene.first[:, None]
-    )  # counted from the sample's start: padding moves nothing
-    counter = own[:, None] + torch.arange(H, device=device)[:, None] * 2**24
-    chance = uniform(key[:, None, None], counter).float()
+    chance = _chance(step_keys(keys.seed, scene.samples, scene.canvas.step, f"keys {scene.layer}"), scene.heads, scene)
     if keys.like is None:
         return first_of(chance, eligible, int(keys.k))
     like = pick(keys.like, ranking, scene)
-    drawn = first_of(chance, eligible, like.shape[-1])
-    ranks = torch.arange(like.shape[-1], device=device)
+    return _as_many(first_of(chance, eligible, like.shape[-1]), like)
+
+
+def _chance(key: Int[Tensor, " batch"], heads: int, scene: Scene) -> Float[Tensor, "batch head key"]:
+    """A number for each position, counted from the sample's start: padding moves nothing."""
+    device = scene.canvas.tokens.device
+    own = torch.arange(scene.canvas.tokens.shape[1], device=device) - scene.first[:, None]
+    counter = own[:, None] + torch.arange(heads, device=device)[:, None] * 2**24
+    return uniform(key.to(device)[:, None, None], counter).float()
+
+
+def _as_many(drawn: Tensor, like: Tensor) -> Tensor:
+    ranks = torch.arange(like.shape[-1], device=like.device)
     return drawn.masked_fill(ranks >= (like != NOWHERE).sum(-1, keepdim=True), NOWHERE)

@@ -16,7 +16,7 @@ from typing import Any
 
 from floatscope.errors import UserError, unknown
 from floatscope.spelling import arguments, spelled
-from floatscope.values import Edit, Keys
+from floatscope.values import OTHERS, Edit, Keys
 
 CONTROLS = ("random", "middle")
 WHERE: dict[str, Any] = {"steps": None, "layers": None, "heads": None}
@@ -87,6 +87,10 @@ def knock_out(queries: str, keys: str) -> list[Edit]:
     return [Edit("bias", queries=None if queries == "all" else queries, keys=hidden, amount=-float("inf"))]
 
 
+def blank(region: str) -> list[Edit]:
+    return [Edit("bias", queries=OTHERS, keys=Keys("region", region=region), amount=-float("inf"))]
+
+
 def evict(keep: float, by: str) -> list[Edit]:
     rows = {"received": "all", "masked": "masked"}
     if by not in rows:
@@ -121,6 +125,7 @@ RECIPES = {
         knock_out,
         {"queries": "all", "keys": "gold"},
     ),
+    "blank": Recipe("no row outside a region sees it", blank, {"region": "gold"}),
     "evict": Recipe(
         "only the keys of largest lift are kept, so many or that share", evict, {"keep": 0.5, "by": "received"}
     ),
@@ -195,7 +200,9 @@ def _controlled(edit: Edit, control: str, draw: int, heads: int | None) -> Edit:
         drawn = random.Random(f"{draw} {edit.layers} {edit.heads}").sample(others, len(edit.heads))
         return replace(edit, heads=tuple(sorted(drawn)), name=name)
     if edit.keys is None:
-        raise UserError(f"{edit} has no matched control: it picks no keys and no heads; run it without --control")
+        raise UserError(
+            f"{edit} has no matched control: it picks no keys and no heads; run it without (--control none)"
+        )
     if control == "middle" and edit.keys.rule != "anchors":
         raise UserError(f"mid-rank keys are the control of anchors, and {edit} picks others; use the control random")
     if control == "middle":
