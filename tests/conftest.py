@@ -21,6 +21,7 @@ ROOMS = (
     "demo",
     "doctor",
     "evaluating",
+    "intervene",
     "lens",
     "likelihood",
     "models",
