@@ -25,6 +25,7 @@ from floatscope.decode import Sampling, Step, autoregress, canvas_of, denoise, s
 from floatscope.errors import UserError
 from floatscope.intervene import Intervention, edits_of
 from floatscope.intervene.checks import check as check_edits
+from floatscope.intervene.intervention import rewrites
 from floatscope.models import Model
 from floatscope.trace import Recorder, Trace
 from floatscope.values import CanvasState, Commits, Edit, Reductions, Regions, State
@@ -111,6 +112,7 @@ def decode(
     facts = {**_facts(model, how, watch), "template": "chat" if template else None}
     facts |= {} if forced is None else {"forced": True}
     facts |= {"edits": [str(edit) for edit in changes]} if changes else {}
+    facts |= {"rows": "all"} if rewrites(changes) else {}
     return Decoding(
         model,
         how,
@@ -271,7 +273,8 @@ def _run(
     It holds no `Decoding`: dropping that ends the watch.
     """
     spec = model.spec
-    whole = model.cached() if spec.family == "arm" else model.forward
+    anew = intervention is not None and rewrites(intervention.edits)
+    whole = model.cached() if spec.family == "arm" and not anew else model.forward
 
     def forward(canvas: CanvasState, rows: slice) -> Tensor:
         if intervention is not None and watcher is not None:

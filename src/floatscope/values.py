@@ -11,6 +11,7 @@ They hold tensors and names and nothing else: no models, no files, no metrics.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
@@ -179,9 +180,14 @@ class Keys:
         ):
             if given not in allowed:
                 raise unknown(what, str(given), allowed)
-        whole = isinstance(self.k, int) and self.k >= 1
-        if not whole and not (self.rule == "least" and isinstance(self.k, float) and 0 < self.k < 1):
-            raise UserError(f"k is how many keys, 1 or more, got {self.k!r}")
+        share = self.rule == "least" and isinstance(self.k, float) and 0 < self.k < 1
+        if not share and not (_counts(self.k) and self.k >= 1):
+            or_share = ", or below 1 a share of them" if self.rule == "least" else ""
+            raise UserError(f"k is how many keys, 1 or more{or_share}, got {self.k!r}")
+        object.__setattr__(self, "positions", tuple(self.positions))
+        for what, several in (("layer", () if self.layer is None else (self.layer,)), ("positions", self.positions)):
+            if not all(_counts(i) for i in several):
+                raise UserError(f"{what} of a rule for keys: whole numbers from 0 on, got {getattr(self, what)!r}")
 
     @property
     def ranked(self) -> bool:
@@ -235,14 +241,34 @@ class Edit:
             raise UserError("queries='others' needs keys that all heads share: a region, positions, the first token")
         for name in ("steps", "layers", "heads"):
             given = getattr(self, name)
-            if given is not None and not (given and all(isinstance(i, int) and i >= 0 for i in given)):
+            if given is not None and not (isinstance(given, Sequence) and given and all(_counts(i) for i in given)):
                 raise UserError(f"{name} of an edit are whole numbers from 0 on, got {given!r}")
-        counted = [keys for keys in (self.keys, self.to) if keys is not None and keys.rule in ("least", "region")]
-        if self.primitive == "move" and counted:
-            raise UserError(f"mass is moved between counted keys, not between all of '{counted[0].rule}'")
+            object.__setattr__(self, name, None if given is None else tuple(given))
+        hides = self.primitive == "bias" and self.amount == -math.inf
+        if self.amount is not None and not (hides or math.isfinite(self.amount)):
+            raise UserError(f"edit '{self.primitive}' takes a finite amount, got {self.amount}")
+        if not isinstance(self.queries, str | None):
+            raise UserError(f"queries of an edit are the name of a region, got {self.queries!r}")
+        if not isinstance(self.token, str | int | None) or isinstance(self.token, bool):
+            raise UserError(f"a token is a text or an id, got {self.token!r}")
+        if self.primitive == "move":
+            self._check_move()
+
+    def _check_move(self) -> None:
+        rules = [keys for keys in (self.keys, self.to) if keys is not None]
+        if uncounted := [keys.rule for keys in rules if keys.rule in ("least", "region")]:
+            raise UserError(f"mass is moved between counted keys, not between all of '{uncounted[0]}'")
+        source = rules[0]
+        if (source.rule == "first" and source.k > 1) or len(set(source.positions)) < len(source.positions):
+            raise UserError("mass can be taken from a key once; name each key once")
 
     def __str__(self) -> str:
         return self.name or self.primitive
 
     def acts(self, step: int, layer: int) -> bool:
         return (self.steps is None or step in self.steps) and (self.layers is None or layer in self.layers)
+
+
+def _counts(i: object) -> bool:
+    """Whether it is a whole number from 0 on; True is none."""
+    return isinstance(i, int) and not isinstance(i, bool) and i >= 0

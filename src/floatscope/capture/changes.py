@@ -54,34 +54,24 @@ class Changes:
     def cut(self, b: int, rows: slice, keys: slice) -> Changes:
         """Those of one sample, on the queries and keys that remain of it."""
         one = slice(b, b + 1)
-
-        def chosen(queries: Tensor | None) -> Tensor | None:
-            return None if queries is None else queries[one, rows]
-
-        def inside(at: Tensor | None) -> Tensor | None:
-            if at is None:
-                return None
-            there: Tensor = at[one] - keys.start
-            return there.masked_fill((there < 0) | (there >= keys.stop - keys.start), NOWHERE)
-
-        biases = tuple(replace(x, keys=x.keys[one, :, keys], queries=chosen(x.queries)) for x in self.biases)
+        biases = tuple(replace(x, keys=x.keys[one, :, keys], queries=_some(x.queries, one, rows)) for x in self.biases)
         moves = tuple(
-            Move(source, inside(move.target), chosen(move.queries))
-            for move in self.moves
-            if (source := inside(move.source)) is not None
+            Move(
+                _inside(x.source[one], keys),
+                None if x.target is None else _inside(x.target[one], keys),
+                _some(x.queries, one, rows),
+            )
+            for x in self.moves
         )
         return replace(self, biases=biases, moves=moves)
 
     def rows_from(self, first: int) -> Changes:
         """Those of the queries from `first` on."""
-
-        def later(queries: Tensor | None) -> Tensor | None:
-            return None if queries is None else queries[:, first:]
-
+        every, later = slice(None), slice(first, None)
         return replace(
             self,
-            biases=tuple(replace(x, queries=later(x.queries)) for x in self.biases),
-            moves=tuple(replace(x, queries=later(x.queries)) for x in self.moves),
+            biases=tuple(replace(x, queries=_some(x.queries, every, later)) for x in self.biases),
+            moves=tuple(replace(x, queries=_some(x.queries, every, later)) for x in self.moves),
         )
 
     def add_biases(
@@ -155,6 +145,16 @@ class Changes:
             return None
         sink = self.sink[heads, None]
         return torch.where(sink > -torch.inf, torch.sigmoid(lse - sink), 1.0)
+
+
+def _some(queries: Tensor | None, samples: slice, rows: slice) -> Tensor | None:
+    return None if queries is None else queries[samples, rows]
+
+
+def _inside(at: Tensor, keys: slice) -> Tensor:
+    """Counted from the first of `keys`; NOWHERE where it is none of them."""
+    there: Tensor = at - keys.start
+    return there.masked_fill((there < 0) | (there >= keys.stop - keys.start), NOWHERE)
 
 
 def _heads(x: Tensor, heads: slice) -> Tensor:

@@ -47,4 +47,7 @@ def _dense(call: Attention, lse: Tensor | None, ask: Ask, carry: Tensor | None =
     """The reference in the type all backends answer in."""
     exact = dense.receive(call, lse, ask, carry)
     entropy, carried = (None if x is None else x.float() for x in (exact.entropy, exact.carried))
-    return Received(exact.received.float(), entropy, carried)
+    mass = None
+    if call.changes is not None and call.changes.sink is not None:  # a virtual sink has its share of a row: no column
+        mass = ask.weights[..., 0].sum(1, keepdim=True).expand(exact.received.shape[:2])
+    return Received(exact.received.float(), entropy, carried, mass)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import combinations
 
+import torch
+
 from floatscope.errors import UserError, unknown
-from floatscope.intervene.intervention import token_of
+from floatscope.intervene.intervention import OF_CANVAS, token_of
 from floatscope.models import Model
-from floatscope.values import OTHERS, CanvasState, Edit, Keys
+from floatscope.values import OTHERS, CanvasState, Edit, Keys, State
 
 STATES = ("masked", "committed", "prompt")
 
@@ -21,6 +23,9 @@ def check(edits: Sequence[Edit], model: Model, canvas: CanvasState) -> None:
                 has = f"{model.spec.name} has {what}s 0 to {(count or 0) - 1}"
                 raise UserError(f"{edit} acts on {what} {missing[0]}, and {has}")
         _check_keys(edit, canvas, layers, model.spec.name)
+        part = next((name for name in ("layers", "heads", "queries") if getattr(edit, name) is not None), None)
+        if edit.primitive in OF_CANVAS and part is not None:
+            raise UserError(f"{edit} changes what the whole model sees, so that it takes no {part}; leave {part} out")
         if edit.queries is not None and edit.queries not in (rows := (OTHERS, *STATES, *canvas.regions.names)):
             raise unknown(f"region in {edit}: the samples do not have", edit.queries, rows)
         if edit.primitive == "freeze" and model.spec.family == "arm":
@@ -31,9 +36,13 @@ def check(edits: Sequence[Edit], model: Model, canvas: CanvasState) -> None:
             )
         if edit.primitive == "drop" and model.spec.bos_id is None:
             raise UserError(f"{model.spec.name} has no bos to drop")
+        next_row = model.spec.shift or model.spec.family == "arm"
+        if edit.primitive == "drop" and next_row and _only_bos(canvas, model.spec.bos_id):
+            raise UserError(f"{edit} leaves nothing that decides the first new token where a prompt is only the bos")
     for a, b in combinations(edits, 2):
         alone = a.primitive == b.primitive and a.primitive in ("move", "freeze", "sink")
-        if alone and all(_overlap(getattr(a, name), getattr(b, name)) for name in ("steps", "layers", "heads")):
+        where = ("layers", "heads") if a.primitive == "freeze" else ("steps", "layers", "heads")
+        if alone and all(_overlap(getattr(a, name), getattr(b, name)) for name in where):
             raise UserError(f"{a} and {b} contradict each other where both act; give them other steps, layers or heads")
 
 
@@ -49,8 +58,12 @@ def _check_keys(edit: Edit, canvas: CanvasState, layers: int | None, name: str) 
     for keys in (edit.keys, edit.to):
         if keys is None:
             continue
-        if keys.layer is not None and layers is not None and not 0 <= keys.layer < layers:
-            raise UserError(f"{edit} takes anchors of layer {keys.layer}, and {name} has layers 0 to {layers - 1}")
+        told = keys.like or keys
+        if told.layer is not None and layers is not None and not 0 <= told.layer < layers:
+            raise UserError(f"{edit} takes anchors of layer {told.layer}, and {name} has layers 0 to {layers - 1}")
+        if told.layer is not None and told.of == "now" and edit.layers and min(edit.layers) < told.layer:
+            late = f"takes anchors of layer {told.layer} in the same step"
+            raise UserError(f"{edit} acts on layer {min(edit.layers)} and {late}, which comes later")
         if keys.rule not in ("region", "positions", "first") and keys.k > length:
             raise UserError(f"{edit} picks {keys.k} keys, and a canvas has {length}; give a smaller k")
         for picked in (keys, keys.like):
@@ -59,6 +72,13 @@ def _check_keys(edit: Edit, canvas: CanvasState, layers: int | None, name: str) 
                 raise unknown(f"region in {edit}: the samples do not have", str(picked.region), known)
         if isinstance(keys, Keys) and keys.rule == "positions" and any(p >= length for p in keys.positions):
             raise UserError(f"{edit} picks position {max(keys.positions)}, and a canvas has {length}")
+
+
+def _only_bos(canvas: CanvasState, bos: int | None) -> bool:
+    """Whether in some sample a bos stands alone before the first mask, or before the end."""
+    first = canvas.valid.int().argmax(-1, keepdim=True)
+    after = torch.nn.functional.pad(canvas.states, (0, 1), value=int(State.MASKED)).gather(-1, first + 1)
+    return bool(((canvas.tokens.gather(-1, first) == bos) & (after == State.MASKED)).any())
 
 
 def _overlap(a: tuple[int, ...] | None, b: tuple[int, ...] | None) -> bool:

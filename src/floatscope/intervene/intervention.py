@@ -28,6 +28,7 @@ from floatscope.capture.changes import NOWHERE, Bias, Changes, Move
 from floatscope.capture.fields import ELIGIBLE
 from floatscope.capture.plan import expectation
 from floatscope.capture.received import receive
+from floatscope.capture.visibility import Visibility
 from floatscope.errors import UserError
 from floatscope.intervene.picking import Ranking, Scene, as_mask, first_of, pick, put
 from floatscope.models import Model
@@ -75,16 +76,19 @@ class Intervention:
     _now: dict[tuple[int, str], Ranking] = field(default_factory=dict)  # by layer and rows
     _before: dict[tuple[int, str], Ranking] = field(default_factory=dict)
     _first: dict[tuple[int, str], Ranking] = field(default_factory=dict)
-    _picked: dict[Keys, dict[int, Tensor]] = field(default_factory=dict)  # this step's
+    _picked: dict[tuple[Keys, torch.device], dict[int, Tensor]] = field(default_factory=dict)  # this step's
     _sums: dict[tuple[int, str], Received] = field(default_factory=dict)  # of a cached model
     _frozen: dict[tuple[Edit, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
-    _expected: dict[tuple[object, str], tuple[Ask, Received]] = field(default_factory=dict)  # this step's
+    _expected: dict[tuple[object, str], tuple[Visibility, Ask, Received]] = field(default_factory=dict)  # this step's
 
     @property
     def idle(self) -> list[str]:
-        """A sentence for every edit that picked no key somewhere."""
+        """A sentence for every edit that picked no key somewhere, or whose steps never came."""
         empty = {edit: int(count) for edit, count in self._empty.items()}
-        return [f"{edit} picked nothing {n} of {self._calls[edit]} times" for edit, n in empty.items() if n]
+        told = [f"{edit} picked nothing {n} of {self._calls[edit]} times" for edit, n in empty.items() if n]
+        last = {edit: self._step - int(edit.primitive == "freeze") for edit in self.edits}  # a freeze acts later
+        late = [edit for edit in self.edits if edit.steps is not None and min(edit.steps) > last[edit]]
+        return told + [f"{edit} was never at work: there were {self._step + 1} steps" for edit in late]
 
     def looks_first(self, canvas: CanvasState) -> bool:
         """Whether the anchors must be known before the first forward: a token is replaced before it is attended to."""
@@ -99,6 +103,7 @@ class Intervention:
 
     def change(self, call: Attention, layer: int, canvas: CanvasState) -> Attention:
         """The call with what the edits make of it."""
+        canvas = canvas.to(call.query.device)
         if canvas.step != self._step:
             self._step, self._before, self._now, self._expected = canvas.step, self._now, {}, {}
             self._picked = {}
@@ -112,7 +117,7 @@ class Intervention:
             if edit.primitive == "freeze":
                 call = self._freeze(edit, call, layer, canvas.step)
                 continue
-            if edit.primitive in OF_CANVAS or not edit.acts(canvas.step, layer):
+            if edit.primitive in OF_CANVAS or not edit.acts(canvas.step, layer) or not self._known(edit, layer):
                 continue
             heads = _heads(edit, call)
             if edit.primitive == "zero":
@@ -143,35 +148,45 @@ class Intervention:
         assert keys is not None
         if keys.rule == "anchors" and keys.of == "before" and keys.layer is None and self._before:
             return self._anchors_before(keys, scene.canvas)[scene.layer]
-        return pick(keys, self._ranking(keys, scene), scene)
+        return pick(keys, self._ranking(keys, scene.layer), scene)
 
     def _anchors_before(self, keys: Keys, canvas: CanvasState) -> dict[int, Tensor]:
         """Those of the step before are known for all layers: a few launches for all of them."""
-        if keys not in self._picked:
-            known = {layer: ranked for (layer, rows), ranked in self._before.items() if rows == keys.rows}
-            grown = [ranked.of(canvas.tokens.shape[1]) for ranked in known.values()]
-            lifts = torch.stack([ranked.lift for ranked in grown if ranked.lift is not None])
-            picked = first_of(lifts, grown[0].eligible[:, None].expand_as(lifts), int(keys.k))
-            self._picked[keys] = dict(zip(known, picked, strict=True))
-        return self._picked[keys]
+        device = canvas.tokens.device
+        if (keys, device) not in self._picked:
+            grown = {
+                layer: ranked.of(canvas.tokens.shape[1])
+                for (layer, rows), ranked in self._before.items()
+                if rows == keys.rows and ranked.eligible.device == device
+            }
+            lifts = torch.stack([ranked.lift for ranked in grown.values() if ranked.lift is not None])
+            eligible = torch.stack([ranked.eligible for ranked in grown.values()])
+            picked = first_of(lifts, eligible[:, :, None].expand_as(lifts), int(keys.k))
+            self._picked[keys, device] = dict(zip(grown, picked, strict=True))
+        return self._picked[keys, device]
 
     def _to(self, edit: Edit, source: Tensor, scene: Scene) -> Tensor:
         target = self._pick(edit.to, scene)
         return F.pad(target, (0, source.shape[-1] - target.shape[-1]), value=NOWHERE)
 
-    def _ranking(self, keys: Keys, scene: Scene) -> Ranking | None:
+    def _known(self, edit: Edit, layer: int) -> bool:
+        """Whether the layer whose anchors it takes has run."""
+        rules = [keys for keys in (edit.keys, edit.to) if keys is not None and keys.ranked]
+        return all(self._ranking(keys, layer) is not None for keys in rules)
+
+    def _ranking(self, keys: Keys, layer: int) -> Ranking | None:
         if not keys.ranked:
             return None
         like = keys.like or keys
-        at = (scene.layer if like.layer is None else like.layer, like.rows)
+        at = (layer if like.layer is None else like.layer, like.rows)
         found = {"now": self._now, "first": self._first, "before": self._before or self._now}[like.of]
-        return found.get(at) or self._now[at]
+        return found.get(at) or self._now.get(at)
 
     def _rank(self, call: Attention, layer: int, canvas: CanvasState, rows: str) -> None:
         """What this layer attends to before it is edited."""
         at, plain = (layer, rows), replace(call, changes=None)
         with torch.no_grad(), full_precision():
-            ask, expected = self._uniform(plain, canvas, rows)
+            _, ask, expected = self._uniform(plain, canvas, rows)
             got = receive(plain, attend(plain).lse, ask).received[:, :, 0]
         if call.visible.queries < call.visible.keys and at in self._sums:
             self._sums[at] = self._sums[at].with_more(replace(expected, received=got))
@@ -182,7 +197,7 @@ class Intervention:
         if canvas.step == 0:
             self._first[at] = self._now[at]
 
-    def _uniform(self, call: Attention, canvas: CanvasState, rows: str) -> tuple[Ask, Received]:
+    def _uniform(self, call: Attention, canvas: CanvasState, rows: str) -> tuple[Visibility, Ask, Received]:
         """Once for all layers that see alike: which rows count, and what they would give if they looked evenly."""
         see = call.visible
         key = (see.kind, see.queries, see.keys, see.size, id(see.valid), id(see.mask), id(see.rule)), rows
@@ -197,6 +212,7 @@ class Intervention:
             uniform = want.uniform[:, 0] * count[:, None]
             nothing = uniform.new_zeros(len(weights), 1, see.keys)
             self._expected[key] = (
+                see,  # kept, so that no other gets its id
                 Ask(weights, memberships=True),
                 Received(nothing, uniform.expand(len(weights), -1), want.seen[:, 0].expand(len(weights), -1), count),
             )
@@ -214,10 +230,10 @@ class Intervention:
         if held is None or step == edit.steps[0]:
             return call
         heads = _heads(edit, call)
-        if bool(heads.all()):
+        if bool(heads.all()) and held[1].shape[1] == call.key.shape[1]:
             return replace(call, query=held[0], key=held[1])
         key, value = (x.repeat_interleave(call.repeats, 1) for x in (call.key, call.value))
-        was = held[1].repeat_interleave(call.repeats, 1)
+        was = held[1].repeat_interleave(len(heads) // held[1].shape[1], 1)
         query = torch.where(heads[:, None, None], held[0], call.query)
         return replace(call, query=query, key=torch.where(heads[:, None, None], was, key), value=value)
 
@@ -234,13 +250,14 @@ class Intervention:
         scene = Scene(canvas, -1, 1, self.samples)
         ranking = None
         if keys.ranked:
-            lifts = [ranked for (_, rows), ranked in self._now.items() if rows == keys.rows]
-            if not lifts:
-                return canvas
-            told = lifts[0].of(canvas.tokens.shape[1])
-            known = [x.of(canvas.tokens.shape[1]).lift for x in lifts]
-            mean = torch.stack([x.mean(1, keepdim=True) for x in known if x is not None]).mean(0) if known else None
-            ranking = Ranking(told.eligible & ~canvas.masked, mean)
+            told = keys.like or keys
+            known = self._first if told.of == "first" else self._now
+            layers = [r for (i, rows), r in known.items() if rows == told.rows and told.layer in (None, i)]
+            layers = [ranked.of(canvas.tokens.shape[1]) for ranked in layers]
+            lifts = [ranked.lift.mean(1, keepdim=True) for ranked in layers if ranked.lift is not None]
+            device = canvas.tokens.device
+            mean = torch.stack([lift.to(device) for lift in lifts]).mean(0)
+            ranking = Ranking(layers[0].eligible.to(device) & ~canvas.masked, mean)
         picked = pick(keys, ranking, scene)
         self._count(edit, picked)
         there = as_mask(picked, canvas.tokens.shape[1])[:, 0] & ~canvas.masked
@@ -250,6 +267,12 @@ class Intervention:
         nothing = (picked == NOWHERE).all().long()
         self._calls[edit] += 1
         self._empty[edit] = self._empty[edit] + nothing if edit in self._empty else nothing
+
+
+def rewrites(edits: Sequence[Edit]) -> bool:
+    """Whether a position that was seen may look otherwise in a later step, so that its keys and values cannot be kept.
+    A first token that is never there stays away."""
+    return any(e.primitive == "replace" or (e.primitive == "drop" and e.steps is not None) for e in edits)
 
 
 def token_of(edit: Edit, model: Model) -> int:

@@ -85,8 +85,9 @@ def pick(keys: Keys, ranking: Ranking | None, scene: Scene) -> Int[Tensor, "batc
     count = eligible.sum(-1, keepdim=True)
     place = torch.where(eligible, ranking.lift, -torch.inf).argsort(-1, descending=True).argsort(-1)  # 0 the largest
     if keys.rule == "middle":
-        return first_of(-(place - (count - 1) / 2).abs(), eligible, int(keys.k))
-    keep = (count * keys.k).ceil() if isinstance(keys.k, float) else torch.full_like(count, int(keys.k))
+        off = (place - (count - 1) / 2 + 0.25).abs()  # of two that are as near the larger comes first
+        return first_of(-off, eligible, int(keys.k))
+    keep = (count.double() * keys.k - 1e-6).ceil() if isinstance(keys.k, float) else torch.full_like(count, int(keys.k))
     return first_of(place.float(), eligible & (place >= keep), K)
 
 

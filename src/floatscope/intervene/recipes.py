@@ -70,10 +70,12 @@ def drop_bos() -> list[Edit]:
     return [Edit("drop")]
 
 
-def zero_heads(pairs: Sequence[Sequence[int]]) -> list[Edit]:
+def zero_heads(pairs: Any) -> list[Edit]:
     try:
         by_layer: dict[int, list[int]] = {}
         for layer, head in pairs:
+            if type(layer) is not int or type(head) is not int:
+                raise TypeError
             by_layer.setdefault(layer, []).append(head)
     except (TypeError, ValueError):
         raise UserError(f"zero_heads takes pairs of layer and head, as in pairs=[(3, 1)], got {pairs!r}") from None
@@ -91,10 +93,10 @@ def blank(region: str) -> list[Edit]:
     return [Edit("bias", queries=OTHERS, keys=Keys("region", region=region), amount=-float("inf"))]
 
 
-def evict(keep: float, by: str) -> list[Edit]:
+def evict(keep: int | float, by: str) -> list[Edit]:
     rows = {"received": "all", "masked": "masked"}
     if by not in rows:
-        raise unknown("score to evict by", str(by), rows)
+        raise unknown("score to evict by", by, rows)
     return [Edit("bias", keys=Keys("least", keep, rows=rows[by]), amount=-float("inf"))]
 
 
@@ -105,7 +107,9 @@ RECIPES = {
         {"k": 5, "of": "before"},
     ),
     "pin": Recipe(
-        "the mass on the k anchors goes to those of the first step, or of a layer", pin, {"k": 1, "layer": None}
+        "the mass on the k anchors goes to those of the first step, or, from a layer on, to that layer's",
+        pin,
+        {"k": 1, "layer": None},
     ),
     "freeze": Recipe("every later step attends as that step did, to today's values", freeze, {"step": 0}),
     "move_to_first": Recipe("the mass on the k anchors goes to the first token", move_to_first, {"k": 1}),
@@ -134,7 +138,7 @@ RECIPES = {
 
 def edits_of(given: str | Edit | Sequence[str | Edit]) -> tuple[Edit, ...]:
     """Edits in order; recipes by name."""
-    several = [given] if isinstance(given, str | Edit) else list(given)
+    several = given if isinstance(given, list | tuple) else [given]
     found: list[Edit] = []
     for one in several:
         if isinstance(one, Edit):
@@ -162,14 +166,21 @@ def _arguments(name: str, given: Mapping[str, Any], defaults: Mapping[str, Any])
     for argument in given:
         if argument not in defaults:
             raise unknown(f"argument of edit '{name}'", argument, [*defaults, *WHERE])
-    share = "keep" in given and isinstance(given["keep"], int)  # a number of keys instead of a share of them
+    share = type(given.get("keep")) is int  # a number of keys instead of a share of them
     filled = arguments("edit", name, {k: v for k, v in given.items() if not (share and k == "keep")}, defaults)
+    for argument, default in defaults.items():
+        value = filled[argument]
+        text = isinstance(value, str) or (argument == "token" and type(value) is int)
+        if isinstance(default, str) and not text:
+            raise UserError(f"edit '{name}' takes a text for {argument}, got {value!r}")
+        if default is None and value is not None and type(value) is not int:
+            raise UserError(f"edit '{name}' takes a whole number for {argument}, got {value!r}")
     return {**filled, "keep": given["keep"]} if share else filled
 
 
 def _numbers(name: str, key: str, value: Any) -> tuple[int, ...]:
-    several = (value,) if isinstance(value, int) else value
-    if not isinstance(several, list | tuple) or not several or not all(isinstance(i, int) and i >= 0 for i in several):
+    several = (value,) if type(value) is int else value
+    if not isinstance(several, list | tuple) or not several or not all(type(i) is int and i >= 0 for i in several):
         raise UserError(f"edit '{name}' takes whole numbers for {key}, as in {key}=[0, 1], got {value!r}")
     return tuple(several)
 
@@ -188,6 +199,8 @@ def controlled(
 
 def _controlled(edit: Edit, control: str, draw: int, heads: int | None) -> Edit:
     name = f"{edit}, {control} {draw}" if control == "random" else f"{edit}, {control}"
+    if control == "middle" and (edit.keys is None or edit.keys.rule != "anchors"):
+        raise UserError(f"mid-rank keys are the control of anchors, and {edit} picks none; use the control random")
     if edit.primitive == "zero":
         if heads is None or edit.heads is None:
             raise UserError("the control of zeroed heads needs to know how many heads a layer has")
@@ -203,8 +216,6 @@ def _controlled(edit: Edit, control: str, draw: int, heads: int | None) -> Edit:
         raise UserError(
             f"{edit} has no matched control: it picks no keys and no heads; run it without (--control none)"
         )
-    if control == "middle" and edit.keys.rule != "anchors":
-        raise UserError(f"mid-rank keys are the control of anchors, and {edit} picks others; use the control random")
     if control == "middle":
         return replace(edit, keys=replace(edit.keys, rule="middle"), name=name)
     counted = edit.keys.rule in ("anchors", "middle", "random", "first")
