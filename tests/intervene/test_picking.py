@@ -71,8 +71,15 @@ def test_rules_of_rank_are_sorted_lists(lengths, seed, k, percent):
 
 
 def test_a_share_is_exact():
-    """50 · 0.3 is a little more than 15 to a computer."""
-    for count, share, kept in ((50, 0.3, 15), (25, 0.6, 15), (75, 0.72, 54), (3, 0.5, 2), (1000, 0.001, 1)):
+    """100 · 0.07 is a little more than 7 to a computer."""
+    for count, share, kept in (
+        (50, 0.3, 15),
+        (100, 0.07, 7),
+        (25, 0.6, 15),
+        (75, 0.72, 54),
+        (3, 0.5, 2),
+        (1000, 0.001, 1),
+    ):
         canvas = canvas_of([[1] * count], 0, None)
         ranking = Ranking(torch.ones(1, count, dtype=torch.bool), torch.rand(1, 1, count))
         (((*gone,),),) = picked(Keys("least", share), ranking, Scene(canvas, 0, 1, ["a"]))
