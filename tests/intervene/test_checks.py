@@ -91,7 +91,7 @@ ASKED = [
     ("unshifted", "mask_anchors(k=5)", "picks 5 keys, and a canvas has 4; give a smaller k"),
     ("arm", "mask_anchors(k=3)", "picks 3 keys, and a canvas has 2; give a smaller k"),
     ("arm", "knock_out(keys='godl')", "the samples do not have 'godl' (did you mean 'gold'?); allowed: masked"),
-    ("arm", "knock_out(queries='nobody', keys='gold')", "the samples do not have 'nobody'; allowed: masked"),
+    ("arm", "knock_out(queries='nobody', keys='gold')", "the samples do not have 'nobody'; allowed: others, masked"),
     ("arm", "freeze()", "freeze() keeps the queries of a step, and arm has new ones at every step"),
     ("arm", "replace_token(token='mask')", "arm has no mask token to put in another's place"),
     ("arm", "replace_token(token='word')", "arm has no tokenizer, so a token is named by its id"),

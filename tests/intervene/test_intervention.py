@@ -146,7 +146,7 @@ def test_an_edit_that_picks_nothing_says_so_once():
         "drop_bos() picked nothing 3 of 3 times"
     ]
     assert warned(model, "knock_out(queries='committed', keys='prompt')") == [
-        "knock_out(queries='committed', keys='prompt') picked nothing 2 of 6 times"  # nothing is committed at first
+        "knock_out(queries='committed', keys='prompt') picked nothing 1 of 3 times"  # nothing is committed at first
     ]
     empty = fs.Regions.from_spans([{"gold": []}] * 3, 22)
     assert warned(model, "knock_out(keys='gold', layers=[1])", regions=empty) == [
