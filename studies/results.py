@@ -15,6 +15,7 @@ from random import Random
 from typing import Any
 
 from claims import claims
+from interventions import interventions
 
 import floatscope as fs
 from floatscope.analysis.estimate import estimate
@@ -72,6 +73,7 @@ def main() -> None:
     parts = [HEAD, *twins(args.out, args.limit, args.twins)]
     if table := list(claims(args.out, args.twins)):
         parts += [CLAIMS, *table]
+    parts += interventions(args.out / "studies", {name: fs.load(f"twin:{name}") for name in args.twins})
     if args.real and args.qa:
         parts += real(args.real, args.qa, args.out / "real", args.real_limit)
     parts.append(f"---\n\nfloatscope {fs.__version__}. The runs were made on {machines(args.out)}.\n")

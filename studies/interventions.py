@@ -1,0 +1,109 @@
+"""The named studies on the twins, as a part of docs/results.md.
+
+    parts = interventions(Path("runs/results/studies"), models)      # runs what is not there, and writes Markdown
+
+`floatscope study NAME MODEL --data F` is one of these for any model and file, with a page of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+import floatscope as fs
+from floatscope.intervene.studies import STUDIES, Asked, plan
+from floatscope.intervening import EXPERIMENT, effects, experiment, read_experiment
+from floatscope.trace.record import RECORD, read_record
+from floatscope.twins.heldout import read
+
+PARTS: list[tuple[str, tuple[str, ...], int, dict[str, Any], str]] = [
+    ("sinks", ("arm", "mdm", "mdm-adapted"), 24, {"draws": 2}, "Anchors masked"),
+    ("pin", ("arm", "mdm"), 12, {"counts": 5}, "Anchors pinned to the first step, or to the first layer"),
+    ("heads", ("arm", "mdm", "mdm-adapted"), 30, {}, "Retrieval heads zeroed"),
+    ("dormant", ("arm", "mdm"), 12, {}, "Every head zeroed alone"),
+    ("blank", ("arm", "mdm"), 12, {}, "Regions hidden"),
+]
+HOW = {"new_tokens": 8}
+COLUMNS = {"acc": ("acc", 100.0, 1), "nll": ("NLL", 1.0, 2), "floating": ("floating", 1.0, 2)}
+
+
+def interventions(out: Path, models: Mapping[str, fs.Model]) -> Iterator[str]:
+    yield HEAD
+    for name, twins, limit, options, title in PARTS:
+        folders = [studied(name, models[twin], limit, out / name / twin, options) for twin in twins if twin in models]
+        if not folders:
+            continue
+        table = effects(folders)
+        yield f"### {title}\n\n`floatscope study {name}`, {int(table['n'].max())} questions. {STUDIES[name].about}\n"
+        if name == "dormant":
+            yield heads(table)
+        else:
+            yield rows(table)
+        yield "".join(f"- {sentence}\n" for sentence in STUDIES[name].read(table))
+
+
+HEAD = """## What interventions do to the twins
+
+`reading-5`, five passages. *Effect* is an edited run less the mean of its controls (as many random keys, or other heads
+of the same layers), question by question, with its 95 % interval; NLL is nats per token of the right answer, written in
+the model's own order; *floating* is the share of steps in which the top key is not the usual one.
+"""
+
+
+def studied(name: str, model: fs.Model, limit: int, out: Path, options: dict[str, Any]) -> Path:
+    if not finished(out):
+        samples = tuple(read("reading-5")[:limit])
+        planned = plan(name, Asked(model, samples, out, 0, HOW), **options)
+        study = STUDIES[name]
+        for arm, answered in experiment(
+            model, planned.conditions, out, planned.arms, title=study.title, nll_only=study.nll_only, seed=0, **HOW
+        ):
+            print(out, arm.condition, arm.name, answered.done, flush=True)
+    return out
+
+
+def finished(out: Path) -> bool:
+    if not (out / EXPERIMENT).exists():
+        return False
+    folders = [out / arm["condition"] / arm["name"] for arm in read_experiment(out)["arms"]]
+    return all((each / RECORD).exists() and read_record(each)["status"] == "finished" for each in folders)
+
+
+def rows(table: pd.DataFrame) -> str:
+    """A line for the baseline and for every edited arm; the controls are in the effects."""
+    shown = table[(table["control_of"] == "")]
+    some = [name for name in COLUMNS if name in table]
+    several = table["condition"].nunique() > 1
+    heads = ["model", *(["condition"] if several else []), "arm", *(COLUMNS[name][0] for name in some)]
+    heads += [f"effect, {COLUMNS[name][0]}" for name in some]
+    lines = [heads, ["---"] * len(heads)]
+    for _, row in shown.iterrows():
+        cells = [row["model"], *([row["condition"]] if several else []), row["arm"]]
+        cells += [_plain(row, name) for name in some] + [_interval(row, f"{name}_effect", name) for name in some]
+        lines.append(cells)
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def heads(table: pd.DataFrame) -> str:
+    """The five heads of each model whose silence costs most."""
+    lines = [["model", "head", "NLL without it, less with it"], ["---"] * 3]
+    for model, some in table[table["value"].notna()].groupby("model", sort=False):
+        for _, row in some.sort_values("nll_change", ascending=False).head(5).iterrows():
+            lines.append([str(model), row["arm"], _interval(row, "nll_change", "nll")])
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def _plain(row: pd.Series, name: str) -> str:
+    _, scale, digits = COLUMNS[name]
+    return "–" if row[name] != row[name] else f"{scale * row[name]:.{digits}f}"
+
+
+def _interval(row: pd.Series, column: str, name: str) -> str:
+    _, scale, digits = COLUMNS[name]
+    if column not in row or row[column] != row[column]:
+        return "–"
+    mean, low, high = (scale * row[c] for c in (column, f"{column}_low", f"{column}_high"))
+    return f"{mean:+.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
