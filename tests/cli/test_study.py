@@ -58,16 +58,16 @@ def test_heads_are_found_traced_and_zeroed(data, tmp_path):
     assert (tmp_path / "h" / "twin-arm" / "traced" / "run.json").exists()
 
 
-def test_heads_that_are_dormant_are_ringed_on_a_map(data, tmp_path):
+def test_heads_are_mapped_and_those_that_are_dormant_counted(data, tmp_path):
     said = run("dormant", "twin:arm", "--data", data, "--limit", 2, "--new-tokens", 4, "--out", tmp_path / "d", "--set",
                "layers=0,3")  # fmt: skip
     assert "of 16 heads of twin:arm are dormant by loss" in said
     table = pd.read_csv(tmp_path / "d" / "effects.csv")
-    (drawn,) = (c for c in studied("dormant", [tmp_path / "d" / "twin-arm"]).sections[0].charts if isinstance(c, Map))
-    assert drawn.y == [0, 3]
-    heads = table.set_index("arm")
-    assert drawn.values[1][5] == pytest.approx(heads.loc["head-3-5", "nll_change"])
-    assert len(drawn.marks) == int(is_dormant(table).sum())
+    charts = studied("dormant", [tmp_path / "d" / "twin-arm"]).sections[0].charts
+    change, asleep = (chart for chart in charts if isinstance(chart, Map))
+    assert change.y == asleep.y == [0, 3]
+    assert change.values[1][5] == pytest.approx(table.set_index("arm").loc["head-3-5", "nll_change"])
+    assert sum(map(sum, asleep.values)) == int(is_dormant(table).sum())
 
 
 def test_the_gold_passage_is_missed(data, tmp_path):
@@ -76,7 +76,7 @@ def test_the_gold_passage_is_missed(data, tmp_path):
     arms = {row["arm"]: row for row in told["effects"]}
     assert arms["gold"]["nll_change"] > arms["bos"]["nll_change"]
     assert "acc" not in arms["gold"]
-    assert told["found"][0].startswith("twin:arm misses most: ")
+    assert told["found"][0].startswith("most missed by twin:arm: ")
 
 
 def test_what_is_wrong_is_said_before_a_model_is_opened(data, tmp_path):

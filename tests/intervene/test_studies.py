@@ -196,4 +196,4 @@ def test_effects_are_read_as_sentences():
     regions = pd.DataFrame(
         [told("nll_effect", 0.1, 0, 0.2, arm="bos"), told("nll_effect", 3.2, 2.5, 4, arm="gold")],
     )
-    assert STUDIES["blank"].read(regions)[0].startswith("twin:mdm misses most: gold 3.20 [2.50, 4.00], bos 0.10")
+    assert STUDIES["blank"].read(regions)[0].startswith("most missed by twin:mdm: gold 3.20 [2.50, 4.00], bos 0.10")

@@ -29,10 +29,7 @@ def studied(name: str, paths: Sequence[Path], told: Mapping[str, Sequence[str]] 
         models.append(replace(model, about=" ".join(filter(None, (model.about, *sentences)))))
     sections = [replace(section, charts=_on_axis(section.charts, study.axis)) for section in report.sections]
     if name == "dormant":
-        sections = [
-            _heads(table),
-            *(replace(s, charts=[c for c in s.charts if isinstance(c, Table)]) for s in sections),
-        ]
+        sections = [_heads(table), *map(_in_numbers, sections)]
     return replace(report, title=study.title, summary=[study.about, *found], models=models, sections=sections)
 
 
@@ -63,20 +60,30 @@ def _on_axis(charts: Sequence[Chart], axis: str) -> list[Chart]:
     return [replace(chart, x_label=axis) if isinstance(chart, Lines) else chart for chart in charts]
 
 
+def _in_numbers(section: Section) -> Section:
+    """The tables alone: a line for each layer says nothing."""
+    shows = "Each head zero in turn; there is no control, so the change is read, not an effect."
+    return replace(section, shows=shows, charts=[chart for chart in section.charts if isinstance(chart, Table)])
+
+
 def _heads(table: pd.DataFrame) -> Section:
-    """Layers down, heads across: the change of the NLL without the head; a ring is a head that is dormant by loss."""
+    """Layers down, heads across: the change of the NLL without the head, and which are dormant by loss."""
     charts: list[Chart] = []
     for model, some in table[table["value"].notna()].groupby("model", sort=False):
         layers = some["series"].str.removeprefix("layer ").astype(int)
         told = some.assign(layer=layers, head=some["value"].astype(int), dormant=is_dormant(some))
-        change, ringed = (told.pivot(index="layer", columns="head", values=v) for v in ("nll_change", "dormant"))
-        marks = [(int(row), int(at), "anchor") for row, at in zip(*ringed.to_numpy(bool).nonzero(), strict=True)]
-        y, x, values = list(change.index), list(change.columns), change.to_numpy(float).tolist()
-        charts.append(Map(f"NLL without the head, {model}", "head", "layer", values, x, y, marks, "nats", str(model)))
+        change, asleep = (told.pivot(index="layer", columns="head", values=v) for v in ("nll_change", "dormant"))
+        y, x = list(change.index), list(change.columns)
+        for title, values, more in (
+            ("Change of the NLL without the head", change, {"unit": "nats"}),
+            ("Dormant by loss: 1", asleep, {"bounds": (0, 1)}),
+        ):
+            cells = values.to_numpy(float).tolist()
+            charts.append(Map(f"{title}, {model}", "head", "layer", cells, x, y, model=str(model), **more))
     return Section(
         "heads",
         "What each head is for the answer",
-        f"Ringed: dormant by loss, the interval of the change lies within ±{EPSILON} nats per token.",
+        f"A head is dormant by loss where the interval of the change lies within ±{EPSILON} nats per token.",
         "Change of the NLL of the right answer when the head's output is zero, question by question; ε is ours.",
         charts,
     )

@@ -53,9 +53,7 @@ def blank(table: pd.DataFrame) -> list[str]:
     for model, some in _edited(table, "nll_effect"):
         first = some.sort_values("nll_effect", ascending=False).head(NAMED)
         parts = [f"{row['arm']} {_interval(row, 'nll_effect', 1.0, 2)}" for _, row in first.iterrows()]
-        told.append(
-            f"{model} misses most: {', '.join(parts)} nats per token more than without as many random positions"
-        )
+        told.append(f"most missed by {model}: {', '.join(parts)} nats per token, beyond as many random positions")
     return told
 
 
