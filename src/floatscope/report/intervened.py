@@ -148,7 +148,8 @@ def _shows(some: pd.DataFrame) -> str:
         parts.append(f"**{row['arm']}**: {_edits(row['edits'])}. {_control(some, row)} {_effect(row)}")
     for line, rows in some[_edited(some) & some["value"].notna()].groupby("series", sort=False):
         first, last = rows.iloc[0], rows.iloc[-1]
-        parts.append(f"**{line or 'edited'}**: {first['edits']} to {last['edits']}. {_control(some, first)}")
+        edits = " to ".join(dict.fromkeys((first["edits"], last["edits"])))
+        parts.append(f"**{line or 'edited'}**: {edits}. {_control(some, first)}")
     return "\n\n".join(parts) or "The baseline alone."
 
 
