@@ -20,11 +20,11 @@ from floatscope.trace.record import RECORD, read_record
 from floatscope.twins.heldout import read
 
 PARTS: list[tuple[str, tuple[str, ...], int, dict[str, Any], str]] = [
-    ("sinks", ("arm", "mdm", "mdm-adapted"), 24, {"draws": 2}, "Anchors masked"),
+    ("sinks", ("arm", "mdm", "mdm-adapted"), 24, {"draws": 1}, "Anchors masked"),
     ("pin", ("arm", "mdm"), 12, {"counts": 5}, "Anchors pinned to the first step, or to the first layer"),
-    ("heads", ("arm", "mdm", "mdm-adapted"), 30, {}, "Retrieval heads zeroed"),
-    ("dormant", ("arm", "mdm"), 12, {}, "Every head zeroed alone"),
-    ("blank", ("arm", "mdm"), 12, {}, "Regions hidden"),
+    ("heads", ("arm", "mdm", "mdm-adapted"), 64, {"counts": (2, 5)}, "Retrieval heads zeroed"),
+    ("dormant", ("arm",), 12, {}, "Every head zeroed alone"),
+    ("blank", ("arm", "mdm"), 12, {"draws": 1}, "Regions hidden"),
 ]
 HOW = {"new_tokens": 8}
 COLUMNS = {"acc": ("acc", 100.0, 1), "nll": ("NLL", 1.0, 2), "floating": ("floating", 1.0, 2)}
