@@ -168,7 +168,11 @@ def _control(some: pd.DataFrame, row: Any) -> str:
         return "It has no control: what any edit of this size would do is not told apart."
     if "middle" in controls.iloc[0]["edits"].rpartition(", ")[2]:
         return "Control: the same on as many keys of middling lift."
-    what = "heads of the same layers" if "zero_heads" in row["edits"] else "keys that could be anchors"
+    what = "keys that could be anchors"
+    if "zero_heads" in row["edits"]:
+        what = "heads of the same layers"
+    elif "knock_out" in row["edits"] or "blank" in row["edits"]:
+        what = "positions of the prompt"
     drawn = "once" if len(controls) == 1 else f"{len(controls)} times"
     return f"Control: the same on as many random {what}, drawn {drawn}."
 
