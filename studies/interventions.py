@@ -50,6 +50,10 @@ HEAD = """## What interventions do to the twins
 `reading-5`, five passages. *Effect* is an edited run less the mean of its controls (as many random keys, or other heads
 of the same layers), question by question, with its 95 % interval; NLL is nats per token of the right answer, written in
 the model's own order; *floating* is the share of steps in which the top key is not the usual one.
+
+An anchor is the key of largest lift of a head. In a head that reads, that is the evidence, so that masking anchors
+hides more than sinks; `middle` keys stand beside them, and the regions hidden below say which parts of a prompt are
+missed. Questions are few; the intervals say how much that settles.
 """
 
 
