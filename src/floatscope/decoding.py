@@ -333,6 +333,8 @@ def final_state(decoding: Decoding, watch: Watch | None = None) -> list[Trace]:
         raise UserError(f"watch must be a fs.Watch(…) or None, got {watch!r}")
     if watch is not None and watch.influence:
         raise UserError("influence is of a step and what it commits, and final_state is no step; leave influence out")
+    if decoding.meta.get("edits"):
+        raise UserError("final_state looks with the model as it is, and this decoding was edited; decode without edits")
     steps, model = decoding.steps, decoding.model
     if not steps:
         raise UserError("nothing was decoded: no prompt had a mask to fill")

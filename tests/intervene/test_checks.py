@@ -172,3 +172,11 @@ def test_arms_are_the_edited_one_and_its_controls():
     assert arms[1].edits != arms[2].edits
     assert [arm.name for arm in arms_of("mask_anchors(k=2)", control="middle")] == ["edited", "edited-middle-0"]
     assert len(arms_of("freeze()", control=None)) == 1
+
+
+def test_the_final_state_of_an_edited_decoding_is_refused():
+    model = model_of("unshifted")
+    edited = fs.decode(model, [[1, 2, 3]], new_tokens=2, edits="spread(k=1)")
+    with pytest.raises(fs.UserError, match="this decoding was edited; decode without edits"):
+        fs.final_state(edited)
+    assert fs.final_state(fs.decode(model, [[1, 2, 3]], new_tokens=2))
