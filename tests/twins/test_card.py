@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from floatscope.models.files import WHOLE
+from floatscope.training.card import picture
+from floatscope.training.record import digest, write_json
 from floatscope.twins import evaluate, heldout
-from floatscope.twins.card import attention_section, card, picture, write_card
-from floatscope.twins.record import digest, read_training, write_json
+from floatscope.twins.card import attention_section, card, write_card
+from floatscope.twins.record import read_training
 from floatscope.twins.world import VALUES
 
 SHIPPED = Path(evaluate.__file__).parent

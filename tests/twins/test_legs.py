@@ -16,14 +16,15 @@ from typer.testing import CliRunner
 
 import floatscope as fs
 from floatscope.cli.main import app
+from floatscope.training.checkpoint import save
+from floatscope.training.progress import Progress
+from floatscope.training.record import digest
 from floatscope.twins import evaluate, legs, material
 from floatscope.twins.attention import observe, read_attention
 from floatscope.twins.card import write_card
-from floatscope.twins.checkpoint import save
 from floatscope.twins.evaluate import Asked
 from floatscope.twins.heldout import SIZES
-from floatscope.twins.record import digest
-from floatscope.twins.train import Progress, new_module, optimizer_for
+from floatscope.twins.train import new_module, optimizer_for
 
 RECIPES = {kind: replace(recipe, steps=2) for kind, recipe in small.SMALL.items()}
 SAID = {"command": "floatscope twins train --text text.txt", "licence": "CC0"}

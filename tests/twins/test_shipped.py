@@ -10,10 +10,10 @@ import pytest
 
 import floatscope as fs
 from floatscope.tasks.score import acc
+from floatscope.training.record import digest
 from floatscope.twins import heldout
 from floatscope.twins.card import card
 from floatscope.twins.evaluate import answers
-from floatscope.twins.record import digest
 from floatscope.twins.train import KINDS
 
 HOME = Path(heldout.__file__).parent

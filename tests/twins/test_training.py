@@ -17,11 +17,11 @@ from safetensors.torch import load_file
 from small import SMALL
 
 import floatscope as fs
+from floatscope.training.checkpoint import PIECE, restore, save
+from floatscope.training.progress import Progress
 from floatscope.twins import legs, material
-from floatscope.twins.checkpoint import PIECE, restore, save
 from floatscope.twins.lessons import ANSWER, CONTEXT, TAIL, TEXT, make_rows, prompt_of
 from floatscope.twins.train import (
-    Progress,
     Recipe,
     masked_loss,
     new_module,

@@ -18,6 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from floatscope import __version__
+from floatscope.cli.adapt import adapt
 from floatscope.cli.data import data
 from floatscope.cli.decode import decode
 from floatscope.cli.demo import demo
@@ -67,6 +68,7 @@ app.command(
     epilog="Example: floatscope intervene twin:mdm --edit 'mask_anchors(k=5)' --data reading-5.jsonl --out runs/mask"
 )(intervene)
 app.command(epilog="Example: floatscope study sinks twin:arm twin:mdm --data reading-5.jsonl --out runs/sinks")(study)
+app.command(epilog="Example: floatscope adapt base.gguf --text wiki.txt.xz --data train.jsonl --out sibling")(adapt)
 app.command(epilog="Example: floatscope doctor --json > doctor.json")(doctor)
 app.command(epilog="Example: floatscope models GSAI-ML/LLaDA-8B-Instruct")(models)
 

@@ -11,8 +11,9 @@ from typing import Any
 
 from floatscope.errors import UserError
 from floatscope.models import gguf
+from floatscope.models.adapter import adapted, check_base, read_adapter
 from floatscope.models.families import CAUSAL, Family
-from floatscope.models.load import as_path, empty_module, locate, open_checkpoint, shown_name
+from floatscope.models.load import as_path, empty_module, locate, open_checkpoint, parted, shown_name, weights_of
 from floatscope.models.model import ModelSpec
 from floatscope.models.said import about, printable, reading
 from floatscope.models.spec import infer
@@ -46,10 +47,30 @@ def describe(
 ) -> Description:
     """A folder, hub id, twin or .gguf file; refused with the reason if it cannot be opened."""
     with reading(name):
+        base, adapter = parted(name)
+        if adapter is not None:
+            return _adapted(describe(base, revision=revision), base, adapter)
         path = as_path(name)
         if path.suffix == ".gguf":
             return _gguf(path, mask_id, shift)
         return _folder(name, mask_id, shift, revision)
+
+
+def _adapted(told: Description, base: str | Path, folder: Path) -> Description:
+    adapter = read_adapter(folder)
+    check_base(adapter, weights_of(base))
+    with about(folder):
+        spec = adapted(told.spec, adapter)
+    return replace(
+        told,
+        spec=spec,
+        tokens={**told.tokens, "mask": adapter.mask_token},
+        samplers=_samplers(spec.family),
+        warnings=(
+            *told.warnings,
+            f"its base is {adapter.base_name}; the adapter has {adapter.parameters:,} parameters",
+        ),
+    )
 
 
 def _folder(name: str | Path, mask_id: int | None, shift: bool | None, revision: str | None) -> Description:

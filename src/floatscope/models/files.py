@@ -135,6 +135,8 @@ def read_config(path: Path) -> dict[str, Any]:
         raise UserError(
             f"{path} is no folder; give a checkpoint folder, a hub id (org/name), a .gguf file or twin:NAME"
         )
+    if (path / "adapter.json").is_file():
+        raise UserError(f"{path} is an adapter; open it with its base: BASE+{path}")
     if not (path / "config.json").is_file():
         raise UserError(f"{path} has no config.json; give a checkpoint folder")
     config = read_json(path / "config.json")

@@ -3,6 +3,7 @@
     model = load("GSAI-ML/LLaDA-8B-Instruct")          # a hub id; also a folder, a .gguf file or twin:NAME
     model = load("folder", device="cuda", dtype="bf16")
     model = load("gpt2-diffusion", mask_id=50257)      # a causal model that was trained to denoise
+    model = load("base.gguf+sibling")                  # a base with an adapter, a folder `floatscope adapt` has written
 
 Weights go tensor by tensor from the file to the device in the dtype asked for. A missing or unexpected tensor is
 refused, and no code of a checkpoint is run unless the user says so.
@@ -25,6 +26,7 @@ from torch import nn
 
 from floatscope.errors import UserError, unknown
 from floatscope.models import gguf, hub, remote
+from floatscope.models.adapter import adapt_model, check_base, read_adapter
 from floatscope.models.families import CAUSAL, REMOTE, Family, recognise
 from floatscope.models.files import DTYPES, OPENED, Folder, fingerprint, read_config, read_folder
 from floatscope.models.model import Model, ModelSpec
@@ -99,6 +101,14 @@ def load(
     place, wanted = device_of(device), dtype_of(dtype)
     overrule: dict[str, Any] = {"mask_id": mask_id, "shift": shift}
     with reading(name):
+        base, adapter = parted(name)
+        if adapter is not None:
+            if mask_id is not None or shift is not None:
+                raise UserError(
+                    f"{printable(name)} has a mask token and a shift of its own; leave mask_id= and shift= out"
+                )
+            how = {"device": device, "dtype": dtype, "revision": revision, "trust_remote_code": trust_remote_code}
+            return _load_adapted(base, adapter, place, how)
         path = as_path(name)
         if path.suffix == ".gguf":
             return _load_gguf(path, place, wanted, **overrule)
@@ -113,6 +123,32 @@ def load(
             spec = replace(opened.spec, weights=opened.folder.fingerprint)
             model = _probed(Model(module, spec, opened.text), folder, place)
         return replace(model, spec=replace(model.spec, revision=commit))
+
+
+def parted(name: str | Path) -> tuple[str | Path, Path | None]:
+    """A name as base and adapter: `base.gguf+sibling`; a path that exists is one name, whatever it holds."""
+    base, plus, adapter = str(name).rpartition("+")
+    if not plus or as_path(name).exists():
+        return name, None
+    return base, as_path(adapter)
+
+
+def joined(base: str | Path, adapter: Path) -> str:
+    return f"{base}+{adapter}"
+
+
+def weights_of(name: str | Path) -> Path:
+    """The file or folder that holds the weights behind a name."""
+    path = as_path(name)
+    return path if path.suffix == ".gguf" else locate(name)[0]
+
+
+def _load_adapted(base: str | Path, folder: Path, place: Place, how: Mapping[str, Any]) -> Model:
+    adapter = read_adapter(folder)
+    check_base(adapter, weights_of(base))
+    model = load(base, **how)
+    with about(folder):
+        return _probed(adapt_model(model, adapter), folder, place)
 
 
 def as_path(name: str | Path) -> Path:

@@ -26,11 +26,11 @@ from floatscope.models.files import WHOLE
 from floatscope.tasks.sample import Sample
 from floatscope.threads import one_thread
 from floatscope.trace import Trace
+from floatscope.training.record import digest, read_json, write_json
+from floatscope.training.writing import writing
 from floatscope.twins.evaluate import Asked
 from floatscope.twins.heldout import read
 from floatscope.twins.lessons import prompt_of
-from floatscope.twins.record import digest, read_json, write_json
-from floatscope.twins.writing import writing
 
 ATTENTION = "attention.json"
 FILE, SAMPLES = "reading-5", 24

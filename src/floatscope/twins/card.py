@@ -7,19 +7,18 @@ Every number of a card comes from those files, so a card is made again by the sa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from floatscope.trace.atomic import write_atomic
+from floatscope.training.card import CARD, PICTURE, picture, table
+from floatscope.training.record import read_json
+from floatscope.training.writing import writing
 from floatscope.twins.attention import read_attention
 from floatscope.twins.evaluate import DRAWS, NEW_TOKENS, SCORES, chance
 from floatscope.twins.heldout import SIZES
-from floatscope.twins.record import read_json, read_training
-from floatscope.twins.writing import writing
+from floatscope.twins.record import read_training
 
-CARD, PICTURE = "README.md", "losses.png"
 IS = {
     "arm": "An autoregressive language model: it predicts the next token from those before.",
     "mdm": "A masked diffusion language model, trained from scratch: it fills masks and looks both ways.",
@@ -70,31 +69,8 @@ def attention_section(measured: dict[str, Any]) -> str:
         " over seeds as well. Differences are taken question by question.",
     ]
     for name, shown in measured["tables"].items():
-        said += [f"### {name.capitalize()}", shown["says"], _table(shown["columns"], shown["rows"])]
+        said += [f"### {name.capitalize()}", shown["says"], table(shown["columns"], shown["rows"])]
     return "\n\n".join(said)
-
-
-def picture(training: dict[str, Any]) -> bytes:
-    """The loss curves as a PNG."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter
-
-    figure = Figure((6.4, 3.2), dpi=110, layout="constrained", facecolor="white")
-    axes = figure.subplots()
-    steps, *curves = zip(*training["losses"], strict=True)
-    for curve, label, colour in zip(curves, ("text", "answers"), ("#31688e", "#d1495b"), strict=True):
-        axes.plot(steps, curve, color=colour, lw=1.5)
-        axes.annotate(
-            label, (steps[-1], curve[-1]), (5, 0), textcoords="offset points", color=colour, va="center", fontsize=10
-        )
-    axes.set(xlabel="step", ylabel="loss (nats)", yscale="log", title=f"{training['kind']}: losses while training")
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
-    axes.set_xlim(0, steps[-1] * 1.13)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(color="#e5e5e5", lw=0.6)
-    file = BytesIO()
-    figure.savefig(file, format="png")
-    return file.getvalue()
 
 
 def _what(training: dict[str, Any]) -> str:
@@ -121,7 +97,7 @@ def _what(training: dict[str, Any]) -> str:
 One of three twins, `arm`, `mdm` and `mdm-adapted`, which share the architecture, the tokenizer, the text, the invented
 worlds and the very rows they learn from, in the same order: what differs is how they learn.
 
-{_table(("", ""), rows.items())}"""
+{table(("", ""), rows.items())}"""
 
 
 def _data(training: dict[str, Any]) -> str:
@@ -172,13 +148,13 @@ def _training(training: dict[str, Any]) -> str:
 The same command is given until all three twins are done; it goes on where it stopped. The whole curve and the recipe
 are in `training.json`.
 
-{_table(("", ""), facts.items())}
+{table(("", ""), facts.items())}
 
 ![Loss of the text and of the answers by step]({PICTURE})
 
 {losses} Each number is the mean of the steps since the one before in `training.json`.
 
-{_table(("step", "text", "answers"), rows, right=3)}"""
+{table(("step", "text", "answers"), rows, right=3)}"""
 
 
 def _scores(scores: dict[str, Any]) -> str:
@@ -199,11 +175,11 @@ punctuation aside. Prompt as in training, temperature 0, {NEW_TOKENS} new tokens
 {scores["device"]}. Intervals are 95 %, from {DRAWS:,} bootstraps over questions. Where all n are right they have no
 width: then up to 3/n of all such questions may go wrong.
 
-{_table(("file", "asks", "right", "95 % interval", "n", "chance"), rows, right=4)}
+{table(("file", "asks", "right", "95 % interval", "n", "chance"), rows, right=4)}
 
 `reading-5` by the place of the passage that has the answer:
 
-{_table(("passage", "right", "95 % interval", "n"), places, right=3)}"""
+{table(("passage", "right", "95 % interval", "n"), places, right=3)}"""
 
 
 def _loading(training: dict[str, Any]) -> str:
@@ -242,14 +218,3 @@ def _limits(training: dict[str, Any], scores: dict[str, Any]) -> str:
 
 def _interval(score: dict[str, Any]) -> str:
     return f"{score['low']:.3f} … {score['high']:.3f}"
-
-
-def _table(columns: Sequence[str], rows: Iterable[Sequence[object]], right: int = 0) -> str:
-    """A Markdown table; its last `right` columns are numbers."""
-    rules = ["---"] * (len(columns) - right) + ["---:"] * right
-    lines = [columns, rules, *rows]
-    return "\n".join("| " + " | ".join(_cell(value) for value in line) + " |" for line in lines)
-
-
-def _cell(value: object) -> str:
-    return (f"{value:.3g}" if isinstance(value, float) else str(value)).replace("|", "\\|")

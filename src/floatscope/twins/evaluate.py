@@ -23,11 +23,11 @@ from floatscope.models import Model, load
 from floatscope.models.files import WHOLE
 from floatscope.tasks.sample import Sample
 from floatscope.tasks.score import acc
+from floatscope.training.record import device_name, digest, read_json, write_json
+from floatscope.training.writing import writing
 from floatscope.twins.heldout import SIZES, read
 from floatscope.twins.lessons import prompt_of
-from floatscope.twins.record import device_name, digest, read_json, write_json
 from floatscope.twins.world import FAMILY, GIVEN, RULES, VALUES
-from floatscope.twins.writing import writing
 
 SCORES = "scores.json"
 NEW_TOKENS = 8

@@ -9,11 +9,9 @@ A leg ends when its time is over. The same call again, here or on a machine the 
 from __future__ import annotations
 
 import shutil
-import signal
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,30 +24,20 @@ from floatscope.models import write_checkpoint
 from floatscope.models.families import PLAIN_SIZES
 from floatscope.models.files import WHOLE
 from floatscope.models.place import device_of
+from floatscope.training.checkpoint import check_same, restore, save
+from floatscope.training.interrupts import interrupts
+from floatscope.training.progress import Progress, Told, told
+from floatscope.training.record import device_name, digest
+from floatscope.training.writing import writing
 from floatscope.twins.attention import observe, read_attention
 from floatscope.twins.card import write_card
-from floatscope.twins.checkpoint import check_same, restore, save
 from floatscope.twins.evaluate import Asked, examine, missing, read_scores
 from floatscope.twins.material import Material, batches, prepare
-from floatscope.twins.record import device_name, digest, read_training, training_facts, write_training
-from floatscope.twins.train import KINDS, Progress, Recipe, new_module, optimizer_for, train_steps
-from floatscope.twins.writing import writing
+from floatscope.twins.record import read_training, training_facts, write_training
+from floatscope.twins.train import KINDS, Recipe, new_module, optimizer_for, train_steps
 
 LAYOUTS = {"arm": "native", "mdm": "llada", "mdm-adapted": "dream"}
 SAVE_EVERY = 120.0  # seconds
-
-
-@dataclass(frozen=True)
-class Told:
-    """How far a training is."""
-
-    kind: str
-    step: int
-    steps: int
-    text_loss: float
-    answer_loss: float
-    tokens_per_second: float
-    finished: bool = False
 
 
 @dataclass(frozen=True)
@@ -131,7 +119,7 @@ def _train(now: Leg, kind: str, recipe: Recipe, material: Material) -> Iterator[
     optimizer = optimizer_for(module, recipe)
     progress = restore(folder, module, optimizer, recipe, kind) or Progress(0, [])
     began, start, earlier, saved = time.monotonic(), progress.step, progress.seconds, time.monotonic()
-    with closing(batches(material, recipe, progress.step, now.workers)) as rows, _interrupts() as interrupted:
+    with closing(batches(material, recipe, progress.step, now.workers)) as rows, interrupts() as interrupted:
 
         def over() -> bool:
             return bool(interrupted) or now.over
@@ -142,7 +130,7 @@ def _train(now: Leg, kind: str, recipe: Recipe, material: Material) -> Iterator[
                 save(folder, module, optimizer, progress, recipe, kind)
                 saved = time.monotonic()
             rate = (progress.step - start) * recipe.batch * recipe.length / (progress.seconds - earlier)
-            yield _told(kind, progress, recipe, rate)
+            yield told(kind, progress, recipe, rate)
         progress.seconds = earlier + time.monotonic() - began
     if progress.step > start:  # else there is nothing new, and perhaps nothing at all
         save(folder, module, optimizer, progress, recipe, kind)
@@ -151,27 +139,7 @@ def _train(now: Leg, kind: str, recipe: Recipe, material: Material) -> Iterator[
     if progress.step >= recipe.steps:
         write_twin(models / kind, module, kind, recipe, material, progress, now)
         rate = progress.step * recipe.batch * recipe.length / progress.seconds  # over all legs
-        yield _told(kind, progress, recipe, rate, finished=True)
-
-
-@contextmanager
-def _interrupts() -> Iterator[list[int]]:
-    """Ctrl-C ends the step that runs, so that it can be saved; a second one ends at once."""
-    met: list[int] = []
-
-    def meet(number: int, _: object) -> None:
-        if met:
-            raise KeyboardInterrupt
-        met.append(number)
-
-    if threading.current_thread() is not threading.main_thread():  # which alone may handle signals
-        yield met
-        return
-    before = signal.signal(signal.SIGINT, meet)
-    try:
-        yield met
-    finally:
-        signal.signal(signal.SIGINT, before)
+        yield told(kind, progress, recipe, rate, finished=True)
 
 
 def write_twin(
@@ -228,8 +196,3 @@ def _copy_weights(arm: Path, module: nn.Module) -> None:
     if not (arm / "model.safetensors").is_file():
         raise UserError(f"mdm-adapted begins with the trained arm, and {arm} holds none; train that first")
     module.load_state_dict({name: t.float() for name, t in load_file(arm / "model.safetensors").items()})
-
-
-def _told(kind: str, progress: Progress, recipe: Recipe, rate: float, finished: bool = False) -> Told:
-    _, text, answer = progress.losses[-1] if progress.losses else (0, float("nan"), float("nan"))
-    return Told(kind, progress.step, recipe.steps, text, answer, rate, finished)

@@ -6,17 +6,10 @@ for rows in batches(material, recipe, start=0, workers=8): ...      # batch i is
 
 from __future__ import annotations
 
-import bz2
-import gzip
-import hashlib
 import json
-import lzma
-import signal
-from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing import get_context
+from functools import cached_property
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -24,6 +17,9 @@ from typing import Any
 import numpy as np
 
 from floatscope.errors import UserError
+from floatscope.training.ahead import ahead
+from floatscope.training.record import digest
+from floatscope.training.text import read_text
 from floatscope.twins.lessons import Rows, make_rows, prompt_of
 from floatscope.twins.train import Recipe
 from floatscope.twins.words import Words, train_tokenizer
@@ -33,7 +29,6 @@ FIXED = ("fixed", 400)  # the seed and the size of the world that is known by he
 LEARNT_FROM = 8_000_000  # characters of text the tokenizer is made from
 TOLD = 6000  # and prompts of worlds
 PASSAGES = 8  # the most a lesson has
-OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 
 
 @dataclass(frozen=True)
@@ -53,32 +48,10 @@ def fixed_world() -> World:
     return World.fresh(*FIXED)
 
 
-def read_text(path: Path) -> str:
-    """A text file, plain or JSON lines with a "text", as it is or compressed."""
-    kind = path.with_suffix("").suffix if path.suffix in OPENERS else path.suffix
-    try:
-        opener: Callable[..., Any] = OPENERS.get(path.suffix, open)
-        with opener(path, "rt", encoding="utf-8") as file:
-            text: str = file.read()
-            if kind == ".jsonl":
-                text = "\n".join(json.loads(line)["text"] for line in text.splitlines() if line.strip())
-    except (OSError, EOFError, lzma.LZMAError) as error:
-        raise UserError(f"cannot read {path}: {error}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is no UTF-8 text ({error.reason} at byte {error.start})") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f'{path} is no file of JSON lines with a "text" each: {error!r}') from error
-    if "\0" in text:
-        raise UserError(f"{path} is binary: it has zero bytes; give plain text")
-    if not text.strip():
-        raise UserError(f"{path} is empty")
-    return text
-
-
 def prepare(folder: Path, files: Sequence[Path], recipe: Recipe) -> Material:
     """Tokenizer and token ids of the text, made once and then read back; other files than before are refused."""
     record = folder / "material.json"
-    digests = {path.name: _digest(path) for path in files}
+    digests = {path.name: digest(path) for path in files}
     facts = {"text": digests, "vocabulary": recipe.vocabulary}
     if record.is_file():
         then = json.loads(record.read_text())
@@ -112,49 +85,23 @@ def prepare(folder: Path, files: Sequence[Path], recipe: Recipe) -> Material:
 
 def batches(material: Material, recipe: Recipe, start: int, workers: int) -> Generator[Rows, None, None]:
     """Batch after batch from number `start` on, made ahead by other processes if there are workers."""
-    if not workers:
-        make = _Maker(material, recipe)
-        number = start
-        while True:
-            yield make(number)
-            number += 1
-    context = get_context("spawn")  # a process that was forked off CUDA cannot use it, and may hang
-    with ProcessPoolExecutor(workers, context, _begin, (material, recipe)) as pool:
-        ahead: deque[Future[Rows]] = deque(pool.submit(_make, start + i) for i in range(3 * workers))
-        number = start + len(ahead)
-        try:
-            while True:
-                rows = ahead.popleft().result()
-                ahead.append(pool.submit(_make, number))
-                number += 1
-                yield rows
-        finally:
-            for future in ahead:
-                future.cancel()
+    return ahead(_Maker(material, recipe), start, workers)
 
 
+@dataclass
 class _Maker:
-    def __init__(self, material: Material, recipe: Recipe) -> None:
-        tokenizer, self.text = material.open()
-        self.words, self.fixed, self.recipe = Words(tokenizer), fixed_world(), recipe
+    material: Material
+    recipe: Recipe
 
     def __call__(self, number: int) -> Rows:
+        words, text, fixed = self._opened
         r = self.recipe
-        return make_rows(self.words, self.text, self.fixed, f"{r.seed} {number}", r.batch, r.length, PASSAGES)
+        return make_rows(words, text, fixed, f"{r.seed} {number}", r.batch, r.length, PASSAGES)
 
-
-_maker: _Maker | None = None  # of a worker process
-
-
-def _begin(material: Material, recipe: Recipe) -> None:
-    global _maker
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that trains; it ends its workers
-    _maker = _Maker(material, recipe)
-
-
-def _make(number: int) -> Rows:
-    assert _maker is not None
-    return _maker(number)
+    @cached_property
+    def _opened(self) -> tuple[Words, np.ndarray, World]:
+        tokenizer, text = self.material.open()
+        return Words(tokenizer), text, fixed_world()
 
 
 def _to_learn_from(text: str) -> Iterator[str]:
@@ -165,10 +112,3 @@ def _to_learn_from(text: str) -> Iterator[str]:
         yield prompt_of((two_hop if i % 5 == 0 else reading)(world, rng, ""))
         if i % 20 == 0:
             yield prompt_of(few_shot(rng, ""))
-
-
-def _digest(path: Path) -> str:
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error

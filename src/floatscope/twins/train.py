@@ -11,7 +11,6 @@ three answer tokens in a hundred would teach no reading.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -21,6 +20,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from floatscope.training.progress import Progress, rate
 from floatscope.twins.lessons import ANSWER, Rows
 
 KINDS = ("arm", "mdm", "mdm-adapted")
@@ -92,14 +92,6 @@ def optimizer_for(module: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, lr=recipe.peak, betas=(0.9, 0.95), fused=fused)
 
 
-def rate(recipe: Recipe, step: int) -> float:
-    """Warm-up, then a cosine down to a twentieth."""
-    if step < recipe.warmup:
-        return recipe.peak * (step + 1) / recipe.warmup
-    done = (step - recipe.warmup) / max(1, recipe.steps - recipe.warmup)
-    return recipe.peak * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(1.0, done))))
-
-
 def next_token_loss(
     forward: Callable[[Tensor], Tensor],
     tokens: Int[Tensor, "row position"],
@@ -154,15 +146,6 @@ def _whole_answers(roles: Int[Tensor, "row position"], draw: torch.Generator) ->
 
 def _mean(each: Float[Tensor, "*n"], chosen: Bool[Tensor, "*n"]) -> Tensor:
     return (each * chosen).sum() / chosen.sum().clamp_min(1)
-
-
-@dataclass
-class Progress:
-    """Where a training is: all that is needed to go on."""
-
-    step: int
-    losses: list[tuple[int, float, float]]  # (step, text, answers), means since the last entry
-    seconds: float = 0.0  # spent on these steps, over all legs
 
 
 def train_steps(

@@ -1,4 +1,4 @@
-"""A training that was broken off: weights, optimizer and progress, in small pieces, never half-written.
+"""A training that was broken off: what is learnt, the optimizer and the progress, in small pieces, never half-written.
 
     save(folder, module, optimizer, progress, recipe, kind)
     progress = restore(folder, module, optimizer, recipe, kind)      # None: there is nothing to go on from
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from floatscope.errors import UserError
-from floatscope.twins.train import Progress, Recipe
-from floatscope.twins.writing import writing
+from floatscope.training.progress import Progress, Recipe
+from floatscope.training.writing import writing
 
 PIECE = 15 * 1000**2
 
@@ -61,9 +62,10 @@ def restore(
     at = found[-1]
     try:
         told = json.loads((at / "progress.json").read_text())
-        stored: dict[str, Tensor] = {}
+        parts: dict[str, Tensor] = {}
         for piece in sorted(at.glob("piece-*.safetensors")):
-            stored |= load_file(piece)
+            parts |= load_file(piece)
+        stored = _joined(parts)
         then = told["kind"], told["recipe"]
         losses = [(int(step), float(text), float(answers)) for step, text, answers in told["losses"]]
         progress = Progress(int(told["step"]), losses, float(told["seconds"]))
@@ -77,7 +79,7 @@ def restore(
         raise UserError(f"{said}; remove it to begin again")
     with torch.no_grad():
         for name, tensor in wanted.items():
-            tensor.copy_(_joined(stored[name], tensor))
+            tensor.copy_(stored[name].reshape(tensor.shape))
     return progress
 
 
@@ -89,9 +91,10 @@ def check_same(at: Path, then: tuple[str, dict[str, Any]], kind: str, recipe: Re
 
 
 def _state(module: nn.Module, optimizer: torch.optim.Optimizer, step: int | None = None) -> dict[str, Tensor]:
-    """Everything by name; with `step` an optimizer that has not run yet gets room for its state."""
-    state: dict[str, Tensor] = {f"weight.{name}": p.data for name, p in module.named_parameters()}
-    for name, p in module.named_parameters():
+    """Everything that is learnt, by name; with `step` an optimizer that has not run yet gets room for its state."""
+    learnt = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    state: dict[str, Tensor] = {f"weight.{name}": p.data for name, p in learnt.items()}
+    for name, p in learnt.items():
         own: dict[str, Any] = optimizer.state[p]
         if step is not None and not own:
             own["step"] = torch.tensor(float(step), device=p.device if optimizer.defaults.get("fused") else "cpu")
@@ -102,22 +105,38 @@ def _state(module: nn.Module, optimizer: torch.optim.Optimizer, step: int | None
     return state
 
 
-def _joined(stored: Tensor, like: Tensor) -> Tensor:
-    return stored.to(like.device).reshape(like.shape)
-
-
 def _pieces(state: dict[str, Tensor]) -> list[dict[str, Tensor]]:
-    """Tensors in order, as many to a piece as fit."""
+    """Tensors in order, as many to a piece as fit; one that is larger than a piece is cut, its parts named `name#0`,
+    `name#1`, …"""
     pieces: list[dict[str, Tensor]] = [{}]
     room = PIECE
-    for name, tensor in state.items():
-        size = tensor.numel() * tensor.element_size()
+    for name, part in _parts(state):
+        size = part.numel() * part.element_size()
         if size > room and pieces[-1]:
             pieces.append({})
             room = PIECE
-        pieces[-1][name] = tensor.detach().cpu().contiguous()
+        pieces[-1][name] = part.detach().cpu().contiguous()
         room -= size
     return pieces
+
+
+def _parts(state: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in state.items():
+        most = PIECE // tensor.element_size()
+        if tensor.numel() <= most:
+            yield name, tensor
+        else:
+            yield from ((f"{name}#{i}", part) for i, part in enumerate(tensor.flatten().split(most)))
+
+
+def _joined(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The way back; what was cut is flat."""
+    found: dict[str, list[tuple[int, Tensor]]] = {}
+    for key, part in parts.items():
+        name, _, number = key.partition("#")
+        found.setdefault(name, []).append((int(number or 0), part))
+    ordered = {name: [part for _, part in sorted(each, key=lambda e: e[0])] for name, each in found.items()}
+    return {name: each[0] if len(each) == 1 else torch.cat(each) for name, each in ordered.items()}
 
 
 def _checkpoints(folder: Path) -> list[Path]:

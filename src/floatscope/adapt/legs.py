@@ -1,0 +1,196 @@
+"""The whole adaptation, in legs: prepare, train, write the adapter, measure it, write its card.
+
+    for told in leg("base.gguf", Path("sibling"), Given(text=[…], data=[…]), Recipe(), minutes=8): ...
+
+A leg ends when its time is over. The same call again, here or on a machine the folder was moved to, does the next.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from floatscope.adapt.card import write_card
+from floatscope.adapt.lessons import Maker
+from floatscope.adapt.low_rank import learn, learnt
+from floatscope.adapt.mask import choose_mask
+from floatscope.adapt.material import Given, Material, prepare
+from floatscope.adapt.recipe import Recipe
+from floatscope.adapt.scores import masked_accuracy
+from floatscope.adapt.train import optimizer_for, train_steps
+from floatscope.errors import UserError
+from floatscope.models import Model, load
+from floatscope.models.adapter import (
+    TENSORS,
+    Adapter,
+    base_digest,
+    is_adapter,
+    read_adapter,
+    with_new_row,
+    write_adapter,
+)
+from floatscope.models.load import joined, weights_of
+from floatscope.models.place import device_of
+from floatscope.training.ahead import ahead
+from floatscope.training.checkpoint import check_same, restore, save
+from floatscope.training.interrupts import interrupts
+from floatscope.training.progress import Progress, Told, told
+from floatscope.training.record import device_name, digest, read_json, versions, write_json
+from floatscope.training.writing import writing
+
+KIND, TRAINING, SCORES = "adapter", "training.json", "scores.json"
+SAVE_EVERY = 120.0  # seconds
+
+
+@dataclass(frozen=True)
+class Leg:
+    """What one call is given, beside the files and the recipe."""
+
+    folder: Path
+    ends: float  # by the monotonic clock
+    workers: int
+    compiled: bool
+    command: str
+    licence: str
+
+    @property
+    def over(self) -> bool:
+        return time.monotonic() > self.ends
+
+
+def leg(
+    base: str,
+    folder: Path,
+    given: Given,
+    recipe: Recipe,
+    minutes: float,
+    *,
+    mask: str | None = None,
+    device: str | None = None,
+    workers: int = 0,
+    compiled: bool = False,
+    command: str = "",
+    licence: str = "",
+) -> Iterator[Told]:
+    """Train until the time is over or everything is done; the adapter is then in `folder`/adapter, with its scores on
+    the held-out text and a card that tells `command` and `licence` (of what it learnt from) as they are given."""
+    place = device_of(device)
+    if isinstance(place, str):
+        raise UserError("an adaptation runs on one device; give cpu, cuda or cuda:1")
+    now = Leg(folder, time.monotonic() + 60 * minutes, workers, compiled, command, licence)
+    done = folder / "adapter"
+    if not is_adapter(done):
+        model = load(base, device=place, dtype=torch.float32)
+        if model.spec.family != "arm":
+            raise UserError(f"{base} is no autoregressive model; an adaptation begins with one")
+        mask_id, recipe = choose_mask(model, mask), fitted(recipe, model)
+        material = prepare(folder / "material", model, given)
+        yield from _train(now, base, model, mask_id, recipe, material)
+    else:
+        then = read_json(done / TRAINING)
+        check_same(done, (then["kind"], then["recipe"]), KIND, recipe)
+    if is_adapter(done) and not now.over:
+        finish(done, base, folder / "material", place)
+
+
+def finish(done: Path, base: str, material: Path, place: torch.device) -> None:
+    """Scores on the held-out text, once, and the card."""
+    if not (done / SCORES).is_file():
+        ids, adapter = Material(material, {}).ids("held"), read_adapter(done)
+        scores: dict[str, object] = {"adapter": digest(done / TENSORS)}
+        if len(ids):
+            scores["masked"] = masked_accuracy(load(joined(base, done), device=place), ids)
+            plain = load(base, device=place)
+            if adapter.mask_id < plain.vocabulary:  # a new row means nothing to the base
+                scores["masked_base"] = masked_accuracy(load(base, device=place, mask_id=adapter.mask_id), ids)
+        with writing("the scores", done):
+            write_json(done / SCORES, scores)
+    write_card(done)
+
+
+def unfinished(folder: Path) -> list[str]:
+    """What is still to do, in words."""
+    done = folder / "adapter"
+    return [] if (done / SCORES).is_file() else ["its scores"] if is_adapter(done) else ["the adapter"]
+
+
+def fitted(recipe: Recipe, model: Model) -> Recipe:
+    """Rows no longer than the model can read."""
+    most = model.spec.context
+    if most is None:
+        return recipe
+    lengths = tuple(n for n in recipe.lengths if n <= most) or (most,)
+    return replace(recipe, length=min(recipe.length, most), lengths=lengths)
+
+
+def _train(now: Leg, base: str, model: Model, mask_id: int, recipe: Recipe, material: Material) -> Iterator[Told]:
+    module, steps = model.module, now.folder / "steps"
+    if mask_id == model.vocabulary:
+        with_new_row(module)
+    learn(module, mask_id, recipe.rank or None, recipe.seed)
+    optimizer = optimizer_for(module, recipe)
+    progress = restore(steps, module, optimizer, recipe, KIND) or Progress(0, [])
+    began, start, earlier, saved = time.monotonic(), progress.step, progress.seconds, time.monotonic()
+    with closing(ahead(Maker(material, recipe), progress.step, now.workers)) as batches, interrupts() as interrupted:
+
+        def over() -> bool:
+            return bool(interrupted) or now.over
+
+        for _ in train_steps(module, optimizer, recipe, mask_id, batches, progress, over, now.compiled):
+            progress.seconds = earlier + time.monotonic() - began
+            if time.monotonic() - saved > SAVE_EVERY:
+                save(steps, module, optimizer, progress, recipe, KIND)
+                saved = time.monotonic()
+            rate = (progress.step - start) * 2 * recipe.tokens / (progress.seconds - earlier)
+            yield told(KIND, progress, recipe, rate)
+        progress.seconds = earlier + time.monotonic() - began
+    if progress.step > start:  # else there is nothing new, and perhaps nothing at all
+        save(steps, module, optimizer, progress, recipe, KIND)
+    if interrupted:
+        raise KeyboardInterrupt
+    if progress.step >= recipe.steps:
+        _write(now, base, model, mask_id, recipe, material, progress)
+        rate = progress.step * 2 * recipe.tokens / progress.seconds  # over all legs
+        yield told(KIND, progress, recipe, rate, finished=True)
+
+
+def _write(
+    now: Leg, base: str, model: Model, mask_id: int, recipe: Recipe, material: Material, progress: Progress
+) -> None:
+    """The adapter in bf16, with training.json, put in place when it is whole."""
+    token = None if model.text is None else model.text.name_of(mask_id)
+    tensors, sha256 = learnt(model.module, torch.bfloat16), base_digest(weights_of(base))
+    adapter = Adapter(model.spec.name, sha256, mask_id, token, recipe.rank or None, tensors)
+    done = now.folder / "adapter"
+    part = done.with_name("adapter.part")
+    tokens = 2 * progress.step * recipe.tokens
+    try:
+        with writing("the adapter", done):
+            write_adapter(part, adapter)
+            training = {
+                "kind": KIND,
+                **{k: v for k, v in adapter.as_json.items() if k != "rank"},
+                "command": now.command,
+                "steps": progress.step,
+                "tokens": tokens,
+                "seconds": round(progress.seconds, 2),
+                "tokens_per_second": round(tokens / progress.seconds),
+                "device": device_name(model.device),
+                "versions": versions(),
+                "parameters": adapter.parameters,
+                "weights": digest(part / TENSORS),
+                "recipe": recipe.as_json,
+                "material": material.facts,
+                "licence": now.licence,
+                "losses": [[step, *(float(f"{loss:.5g}") for loss in losses)] for step, *losses in progress.losses],
+            }
+            write_json(part / TRAINING, training)
+            part.rename(done)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)

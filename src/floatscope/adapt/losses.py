@@ -1,0 +1,71 @@
+"""The two losses of an adaptation, shifted as the base is: row p decides position p + 1.
+
+text = diffusion_loss(forward, tokens, draw, mask_id)                 # masks anywhere, weighted by 1/t
+answers = answer_loss(forward, tokens, roles, draw, mask_id)          # masks in what follows a question
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from floatscope.adapt.lessons import ANSWER, PAD, TAIL
+from floatscope.twins.train import LEAST_TIME
+
+WHOLE = 0.6  # how often all of an answer is masked, as it is when decoding begins
+TAIL_WEIGHT = 0.1  # of the ends of text behind an answer
+
+Forward = Callable[[Tensor, Tensor | None], Tensor]
+"""(tokens, which of them are valid) → logits."""
+
+
+def diffusion_loss(
+    forward: Forward, tokens: Int[Tensor, "row position"], draw: torch.Generator, mask_id: int
+) -> Float[Tensor, ""]:
+    """Each row is masked with a probability t of its own; a mask counts 1/t."""
+    rows, length = tokens.shape
+    t = torch.rand(rows, 1, device=tokens.device, generator=draw) * (1 - LEAST_TIME) + LEAST_TIME
+    masked = torch.rand(rows, length, device=tokens.device, generator=draw) < t
+    each, where = _each(forward(torch.where(masked, mask_id, tokens), None), tokens, masked)
+    return (each / t.expand_as(masked)[:, 1:][where]).sum() / (rows * (length - 1))
+
+
+def answer_loss(
+    forward: Forward,
+    tokens: Int[Tensor, "row position"],
+    roles: Int[Tensor, "row position"],
+    draw: torch.Generator,
+    mask_id: int,
+) -> Float[Tensor, ""]:
+    """Answers are masked whole, or in part as they are on the way; only they are asked for."""
+    masked = _asked(roles, draw)
+    each, where = _each(forward(torch.where(masked, mask_id, tokens), roles != PAD), tokens, masked)
+    role = roles[:, 1:][where]
+    return _mean(each, role == ANSWER) + TAIL_WEIGHT * _mean(each, role == TAIL)
+
+
+def _asked(roles: Int[Tensor, "row position"], draw: torch.Generator) -> Bool[Tensor, "row position"]:
+    rows, length = roles.shape
+    inside = (roles == ANSWER) | (roles == TAIL)
+    whole = torch.rand(rows, 1, device=roles.device, generator=draw) < WHOLE
+    t = torch.rand(rows, 1, device=roles.device, generator=draw)
+    some = torch.rand(rows, length, device=roles.device, generator=draw) < t
+    return inside & (whole | some)
+
+
+def _each(
+    logits: Float[Tensor, "row position token"],
+    tokens: Int[Tensor, "row position"],
+    masked: Bool[Tensor, "row position"],
+) -> tuple[Float[Tensor, "*mask"], Bool[Tensor, "row decided"]]:
+    """The loss of every mask but one in the first place, which no row decides; and where they are."""
+    where = masked[:, 1:]
+    return F.cross_entropy(logits[:, :-1][where].float(), tokens[:, 1:][where], reduction="none"), where
+
+
+def _mean(each: Float[Tensor, "*mask"], chosen: Bool[Tensor, "*mask"]) -> Float[Tensor, ""]:
+    return (each * chosen).sum() / chosen.sum().clamp_min(1)

@@ -1,0 +1,48 @@
+"""Which token becomes the mask.
+
+mask_id = choose_mask(model, None)                  # a token id that no text has
+mask_id = choose_mask(model, "<empty_output>")      # a token by name, or by its id; "new": one more row
+"""
+
+from __future__ import annotations
+
+import re
+
+from floatscope.errors import UserError
+from floatscope.models import Model
+from floatscope.models.said import printable
+
+RESERVED = re.compile(r"<?[|\[<]*(mask|reserved|unused|extra|dummy|placeholder)[\w.-]*[|\]>]*", re.IGNORECASE)
+NEW = "new"
+
+
+def choose_mask(model: Model, asked: str | None) -> int:
+    """The id; where no token is free, a sentence that says what can be given."""
+    text, rows = model.text, model.vocabulary
+    if text is None:
+        raise UserError(f"{model.spec.name} has no tokenizer, and an adaptation reads text")
+    if asked == NEW:
+        return rows
+    if asked is not None:
+        found = text.id_of(asked)
+        found = int(asked) if found is None and asked.isascii() and asked.isdigit() else found
+        if found is None or found >= rows:
+            raise UserError(f"{printable(asked)} is no token of {model.spec.name}; give a token, its id, or new")
+        if found in (*model.spec.stop_ids, model.spec.bos_id):
+            raise UserError(f"{printable(asked)} begins or ends its texts, and cannot be the mask as well")
+        return found
+    if text.mask_id is not None:
+        return text.mask_id
+    if text.size < rows:  # the embedding has rows the tokenizer never asks for
+        return text.size
+    kept = (*model.spec.stop_ids, model.spec.bos_id, model.spec.pad_id)
+    names = {i: text.name_of(i) or "" for i in range(rows) if i not in kept}
+    free = [i for i, name in names.items() if RESERVED.fullmatch(name) and i in text.special_ids]
+    if free:
+        return free[0]
+    special = [name for i, name in names.items() if re.fullmatch(r"<[\w|]+>", name)]
+    helps = f", such as --mask '{special[-1]}'" if special else ""
+    raise UserError(
+        f"the tokenizer of {model.spec.name} has no free id for a mask; name a token your texts never have{helps}, or"
+        " give --mask new for one more row"
+    )

@@ -1,0 +1,149 @@
+"""What an adaptation reads, made ready once: ids of the text, its paragraphs, the questions, the tokenizer.
+
+material = prepare(folder, model, Given(text=[…], data=[…], held_text=[…], held_data=[…]))
+material.facts                     # files, digests, what was left out
+material.ids("text")               # or "held": one long array of token ids
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from floatscope import prompts
+from floatscope.adapt.held import apart, refuse_held
+from floatscope.errors import UserError
+from floatscope.models import Model
+from floatscope.models.text import Text, open_text
+from floatscope.tasks.read import read_samples
+from floatscope.tasks.sample import Sample
+from floatscope.training.record import digest, read_json, write_json
+from floatscope.training.text import read_text
+from floatscope.training.writing import writing
+
+RECORD = "material.json"
+SHORTEST, LONGEST = 200, 900  # characters of a paragraph that is a passage
+FEWEST_TOKENS = 2048
+TOGETHER = 2000  # paragraphs encoded at once
+
+
+@dataclass(frozen=True)
+class Given:
+    """The files: to learn from, and to be asked later."""
+
+    text: Sequence[Path] = ()
+    data: Sequence[Path] = ()
+    held_text: Sequence[Path] = ()
+    held_data: Sequence[Path] = ()
+
+    @property
+    def digests(self) -> dict[str, dict[str, str]]:
+        kinds = {"text": self.text, "data": self.data, "held_text": self.held_text, "held_data": self.held_data}
+        return {kind: {path.name: digest(path) for path in paths} for kind, paths in kinds.items()}
+
+
+@dataclass(frozen=True)
+class Source:
+    """How questions are written as tokens."""
+
+    text: Text
+    chat: bool
+    end: int  # behind an answer
+    fill: int  # where there is nothing
+
+
+@dataclass(frozen=True)
+class Material:
+    folder: Path
+    facts: dict[str, Any]
+
+    def source(self) -> Source:
+        text = open_text(self.folder)
+        assert text is not None  # `prepare` wrote it
+        return Source(text, self.facts["chat"], self.facts["end"], self.facts["fill"])
+
+    def ids(self, name: str = "text") -> np.ndarray:
+        found: np.ndarray = np.load(self.folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+        return found
+
+    def lines(self, name: str) -> list[str]:
+        return (self.folder / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+
+
+def prepare(folder: Path, model: Model, given: Given) -> Material:
+    """Made once and then read back; other files than before, or files that are held, are refused."""
+    digests = given.digests
+    if (folder / RECORD).is_file():
+        then = read_json(folder / RECORD)
+        if any(digests.values()) and then["files"] != digests:
+            told = ", ".join(name for named in then["files"].values() for name in named)
+            raise UserError(f"{folder} was prepared from {told}; use those, or another --out")
+        return Material(folder, then)
+    if not given.text:
+        raise UserError("there is no text to learn from; give --text FILES (plain or .jsonl, .gz, .xz or .bz2)")
+    refuse_held([*given.text, *given.data], [*given.held_text, *given.held_data])
+    samples = [s for path in given.data for s in read_samples(path) if s.answers and any(p.gold for p in s.passages)]
+    held = [sample for path in given.held_data for sample in read_samples(path)]
+    kept, left_out = apart(samples, held)
+    if given.data and not kept:
+        raise UserError("none of the questions can be learnt from: each needs an answer and a passage marked as gold")
+    with writing("the material", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        assert model.text is not None
+        model.text.tokenizer.save_pretrained(str(folder))
+        paragraphs = [p for path in given.text for p in read_text(path).splitlines() if p.strip()]
+        tokens = _save_ids(folder / "text.npy", model, paragraphs)
+        _save_ids(folder / "held.npy", model, [p for path in given.held_text for p in read_text(path).splitlines()])
+        passages = [p for p in paragraphs if SHORTEST <= len(p) <= LONGEST]
+        _save_lines(folder / "paragraphs.jsonl", (json.dumps(p, ensure_ascii=False) for p in passages))
+        _save_lines(folder / "questions.jsonl", _as_lines(kept))
+        if tokens < FEWEST_TOKENS:
+            raise UserError(f"the text has {tokens:,} tokens, and {FEWEST_TOKENS:,} are the least to learn from")
+        facts = {
+            "files": digests,
+            "tokens": tokens,
+            "paragraphs": len(passages),
+            "questions": len(kept),
+            "left_out": left_out,
+            **_written(model),
+        }
+        write_json(folder / RECORD, facts)
+    return Material(folder, facts)
+
+
+def _written(model: Model) -> dict[str, Any]:
+    spec, chat = model.spec, prompts.uses_template(model, None)
+    if not spec.stop_ids:
+        raise UserError(f"{spec.name} has no token that ends a text, and an answer ends with one")
+    end = spec.eot_id if chat and spec.eot_id is not None else spec.stop_ids[0]
+    return {"chat": chat, "end": end, "fill": spec.stop_ids[0] if spec.pad_id is None else spec.pad_id}
+
+
+def _save_ids(path: Path, model: Model, paragraphs: Sequence[str]) -> int:
+    """All paragraphs as one array, a line break between them; how many tokens that is."""
+    assert model.text is not None
+    tokenizer, found = model.text.tokenizer, []
+    for start in range(0, len(paragraphs), TOGETHER):
+        some = [f"{p}\n" for p in paragraphs[start : start + TOGETHER]]
+        found += [
+            np.array(ids, np.int32) for ids in tokenizer(some, add_special_tokens=False, verbose=False)["input_ids"]
+        ]
+    ids = np.concatenate(found) if found else np.zeros(0, np.int32)
+    np.save(path, ids.astype(np.uint16 if model.vocabulary <= 1 << 16 else np.int32))
+    return len(ids)
+
+
+def _as_lines(samples: Sequence[Sample]) -> Iterator[str]:
+    for number, sample in enumerate(samples):
+        told = sample.as_json()
+        plain = {name: told[name] for name in ("question", "answers", "passages")}
+        yield json.dumps({"id": str(number), **plain}, ensure_ascii=False)
+
+
+def _save_lines(path: Path, lines: Iterator[str]) -> None:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

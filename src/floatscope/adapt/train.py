@@ -1,0 +1,101 @@
+"""Step after step of an adaptation.
+
+    for progress in train_steps(module, optimizer, recipe, mask_id, batches, Progress(0, []), over): ...
+
+Text and questions are two forwards of one step. Every step draws by its number, so that legs make no difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from floatscope.adapt.lessons import Batch
+from floatscope.adapt.losses import Forward, answer_loss, diffusion_loss
+from floatscope.adapt.recipe import Recipe
+from floatscope.training.progress import Progress, rate
+
+EVERY = 50  # steps between two losses that are told
+
+
+def optimizer_for(module: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    learnt = [p for p in module.parameters() if p.requires_grad]
+    return torch.optim.AdamW(learnt, lr=recipe.peak, betas=(0.9, 0.95), weight_decay=0.0, fused=learnt[0].is_cuda)
+
+
+def train_steps(
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    recipe: Recipe,
+    mask_id: int,
+    batches: Iterator[Batch],
+    progress: Progress,
+    over: Callable[[], bool],
+    compiled: bool = False,
+) -> Iterator[Progress]:
+    """Until the time is over or all steps are done; yields every few steps and at the last."""
+    device = next(module.parameters()).device
+    learnt = [p for p in module.parameters() if p.requires_grad]
+    bf16 = torch.autocast(device.type, torch.bfloat16) if device.type == "cuda" else nullcontext()
+    if compiled:
+        for layer in next(part for part in module.modules() if isinstance(part, nn.ModuleList)):
+            layer.compile()
+    seen: list[Tensor] = []
+    module.train()
+    for batch in batches:
+        if progress.step >= recipe.steps or over():
+            break
+        draw = torch.Generator(device).manual_seed(recipe.seed * 1_000_003 + progress.step)
+        text, tokens, roles = (_to(device, part) for part in (batch.text, batch.tokens, batch.roles))
+        for group in optimizer.param_groups:
+            group["lr"] = rate(recipe, progress.step)
+        forward = _forward(module, opened(recipe, progress.step), draw)
+        with bf16:
+            of_text = diffusion_loss(forward, text, draw, mask_id)
+        of_text.backward()
+        with bf16:
+            of_answers = answer_loss(forward, tokens, roles, draw, mask_id)
+        of_answers.backward()
+        nn.utils.clip_grad_norm_(learnt, 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        seen.append(torch.stack([of_text.detach(), of_answers.detach()]))
+        progress.step += 1
+        if progress.step % EVERY == 0 or progress.step == recipe.steps:
+            mean = torch.stack(seen).mean(0).tolist()
+            progress.losses.append((progress.step, mean[0], mean[1]))
+            seen = []
+            yield progress
+
+
+def opened(recipe: Recipe, step: int) -> float:
+    """The share of later tokens a token sees."""
+    return 1.0 if step >= recipe.anneal else (step + 1) / recipe.anneal
+
+
+def _forward(module: Any, share: float, draw: torch.Generator) -> Forward:
+    def forward(tokens: Tensor, valid: Tensor | None) -> Tensor:
+        length = tokens.shape[1]
+        mask = None if valid is None else valid.long()
+        if share < 1:  # some of what comes later, the same for all rows of a batch
+            later = torch.rand(length, length, device=tokens.device, generator=draw) < share
+            sees = torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril() | later
+            mask = sees[None, None].expand(len(tokens), 1, length, length)
+            mask = (
+                mask
+                if valid is None
+                else mask & (valid[:, None, None] | torch.eye(length, device=tokens.device).bool())
+            )
+        logits: Tensor = module(input_ids=tokens, attention_mask=mask, is_causal=False, use_cache=False).logits
+        return logits
+
+    return forward
+
+
+def _to(device: torch.device, array: np.ndarray) -> Tensor:
+    return torch.from_numpy(array.astype("int64")).to(device, non_blocking=True)

@@ -1,0 +1,179 @@
+"""An adapter: what makes another model of a base, in a few small matrices that lie beside it.
+
+    adapter = read_adapter(Path("sibling"))       # adapter.json and adapter.safetensors, checked
+    check_base(adapter, Path("base.gguf"))        # the weights it was made for, by sha256
+    adapted = adapt_model(model, adapter)         # W + up · down for every W it names, and the mask's embedding
+
+`floatscope adapt` writes such folders; `load("base.gguf+sibling")` opens them with their base.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from floatscope.errors import UserError
+from floatscope.models.files import fingerprint, read_folder, read_json
+from floatscope.models.model import Model, ModelSpec
+from floatscope.models.said import listed, printable, reason
+
+ABOUT, TENSORS = "adapter.json", "adapter.safetensors"
+KEPT: dict[str, Any] = {  # what adapter.json says
+    "base_name": str,
+    "base_sha256": str,
+    "mask_id": int,
+    "mask_token": str | None,
+    "rank": int | None,
+}
+UP, DOWN, MASK = ".up", ".down", "mask_embedding"
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """`tensors`: NAME.up and NAME.down for a matrix NAME of the base, NAME for a weight that is replaced, and the
+    embedding of the mask."""
+
+    base_name: str
+    base_sha256: str
+    mask_id: int  # the first id the base does not have: a new row
+    mask_token: str | None
+    rank: int | None  # None: whole weights
+    tensors: Mapping[str, Tensor] = field(repr=False)
+    name: str = ""  # of its folder
+    weights: str = ""  # fingerprint of its files
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in KEPT}
+
+    @property
+    def parameters(self) -> int:
+        return sum(t.numel() for t in self.tensors.values())
+
+
+def is_adapter(folder: Path) -> bool:
+    return (folder / ABOUT).is_file()
+
+
+def write_adapter(folder: Path, adapter: Adapter) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({k: t.contiguous() for k, t in adapter.tensors.items()}, folder / TENSORS, {"format": "pt"})
+    (folder / ABOUT).write_text(json.dumps(adapter.as_json, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def read_adapter(folder: Path) -> Adapter:
+    if not is_adapter(folder):
+        raise UserError(f"{folder} is no adapter: it has no {ABOUT}; give a folder `floatscope adapt` has written")
+    about = read_json(folder / ABOUT)
+    wrong = [name for name, kind in KEPT.items() if name not in about or not isinstance(about[name], kind)]
+    if wrong:
+        raise UserError(f"{folder / ABOUT} is damaged (no proper {listed(wrong)}); fetch it again")
+    try:
+        with safe_open(folder / TENSORS, "pt") as file:
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{folder / TENSORS} is missing or damaged ({reason(error)}); fetch it again") from error
+    weights = fingerprint(folder / ABOUT, folder / TENSORS)
+    return Adapter(**{name: about[name] for name in KEPT}, tensors=tensors, name=folder.resolve().name, weights=weights)
+
+
+def base_digest(path: Path) -> str:
+    """sha256 of a checkpoint's weights: of one file as sha256sum prints it, of several over the lines it prints."""
+    files = [path] if path.is_file() else list(read_folder(path).files)
+    digests = [_sha256(file) for file in files]
+    if len(digests) == 1:
+        return digests[0]
+    lines = (f"{digest}  {file.name}\n" for digest, file in zip(digests, files, strict=True))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def check_base(adapter: Adapter, base: Path) -> None:
+    found = base_digest(base)
+    if found != adapter.base_sha256:
+        raise UserError(
+            f"the adapter belongs to {printable(adapter.base_name)} with sha256 {printable(adapter.base_sha256)[:12]}…,"
+            f" and {base} has {found[:12]}…; give the base it was made from"
+        )
+
+
+def adapt_model(model: Model, adapter: Adapter) -> Model:
+    """The base with the adapter worked into its weights."""
+    spec = adapted(model.spec, adapter)
+    merge(model.module, adapter)
+    return replace(model, spec=spec)
+
+
+def adapted(spec: ModelSpec, adapter: Adapter) -> ModelSpec:
+    """What is known of the base, as that of a masked diffusion model whose rows decide the next position."""
+    if spec.family != "arm":
+        raise UserError(f"{spec.name} is no autoregressive model, and adapters are made from those")
+    both = None if spec.weights is None else hashlib.sha256(f"{spec.weights} {adapter.weights}".encode()).hexdigest()
+    name, mask = f"{spec.name}+{adapter.name}", adapter.mask_id
+    return replace(spec, name=name, family="mdm", mask_id=mask, shift=True, layout="adapted", weights=both)
+
+
+def merge(module: Any, adapter: Adapter) -> None:
+    """In place; a sum is made in float32 and rounded once. A module on the meta device gets its shapes checked."""
+    rows = module.get_input_embeddings().num_embeddings
+    if not 0 <= adapter.mask_id <= rows:
+        raise UserError(
+            f"its adapter's mask id {adapter.mask_id} is none of the token ids 0 … {rows - 1}, nor the next"
+        )
+    if adapter.mask_id == rows:
+        with_new_row(module)
+    weights = dict(module.named_parameters())
+    embedding = next(name for name, p in weights.items() if p is module.get_input_embeddings().weight)
+    made = {name.removesuffix(UP).removesuffix(DOWN) for name in adapter.tensors} - {MASK}
+    if strange := made - weights.keys():
+        raise UserError(f"its adapter changes weights the base does not have: {listed(strange)}")
+    for name in sorted(made):
+        _check_shapes(name, weights[name], adapter)
+        _put(weights[name], _changed(weights[name], name, adapter))
+    if MASK in adapter.tensors:
+        _put(weights[embedding][adapter.mask_id], adapter.tensors[MASK])
+
+
+@torch.no_grad()
+def with_new_row(module: Any) -> None:
+    """One more token id: the mean of the others, which is seldom the most likely."""
+    module.resize_token_embeddings(module.get_input_embeddings().num_embeddings + 1, mean_resizing=False)
+    for part in (module.get_input_embeddings(), module.get_output_embeddings()):
+        if part is not None:
+            part.weight[-1] = part.weight[:-1].mean(0)
+
+
+def _changed(weight: Tensor, name: str, adapter: Adapter) -> Tensor:
+    if name in adapter.tensors:
+        return adapter.tensors[name]
+    up, down = (adapter.tensors[name + part].to(weight.device, torch.float32) for part in (UP, DOWN))
+    return weight.float() + up @ down
+
+
+def _check_shapes(name: str, weight: Tensor, adapter: Adapter) -> None:
+    whole, up, down = (adapter.tensors.get(name + part) for part in ("", UP, DOWN))
+    if whole is not None:
+        fits = whole.shape == weight.shape
+    else:
+        fits = up is not None and down is not None and up.ndim == down.ndim == 2 and up.shape[1] == down.shape[0]
+        fits = fits and (up.shape[0], down.shape[1]) == tuple(weight.shape)  # type: ignore[union-attr]
+    if not fits:
+        raise UserError(f"its adapter does not fit {name}, which is {tuple(weight.shape)}")
+
+
+@torch.no_grad()
+def _put(weight: Tensor | nn.Parameter, value: Tensor) -> None:
+    weight.copy_(value)

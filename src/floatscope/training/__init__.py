@@ -1,0 +1,1 @@
+"""What every training has in common: legs that can be broken off, rows made ahead, checkpoints, records, cards."""

@@ -1,0 +1,54 @@
+"""Batches made ahead by other processes.
+
+    for rows in ahead(Maker(material, recipe), start=0, workers=8): ...     # batch i is the same whoever makes it
+
+A maker is called with the number of a batch. It travels to each worker once, so it must be small when it is pickled and
+open its files when it is first called.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import deque
+from collections.abc import Callable, Generator
+from concurrent.futures import Future, ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any, TypeVar
+
+Batch = TypeVar("Batch")
+
+
+def ahead(make: Callable[[int], Batch], start: int, workers: int) -> Generator[Batch, None, None]:
+    """Batch after batch from number `start` on, made here if there are no workers."""
+    number = start
+    if not workers:
+        while True:
+            yield make(number)
+            number += 1
+    context = get_context("spawn")  # a process that was forked off CUDA cannot use it, and may hang
+    with ProcessPoolExecutor(workers, context, _begin, (make,)) as pool:
+        coming: deque[Future[Batch]] = deque(pool.submit(_make, start + i) for i in range(3 * workers))
+        number = start + len(coming)
+        try:
+            while True:
+                batch = coming.popleft().result()
+                coming.append(pool.submit(_make, number))
+                number += 1
+                yield batch
+        finally:
+            for future in coming:
+                future.cancel()
+
+
+_maker: Callable[[int], Any] | None = None  # of a worker process
+
+
+def _begin(make: Callable[[int], Any]) -> None:
+    global _maker
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that trains; it ends its workers
+    _maker = make
+
+
+def _make(number: int) -> Any:
+    assert _maker is not None
+    return _maker(number)

@@ -1,0 +1,40 @@
+"""Text to learn from.
+
+text = read_text(Path("enwik8_clean.txt.xz"))       # plain or JSON lines with a "text", as it is or compressed
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from floatscope.errors import UserError
+
+OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+
+
+def read_text(path: Path) -> str:
+    """A text file, plain or JSON lines with a "text", as it is or compressed."""
+    kind = path.with_suffix("").suffix if path.suffix in OPENERS else path.suffix
+    try:
+        opener: Callable[..., Any] = OPENERS.get(path.suffix, open)
+        with opener(path, "rt", encoding="utf-8") as file:
+            text: str = file.read()
+            if kind == ".jsonl":
+                text = "\n".join(json.loads(line)["text"] for line in text.splitlines() if line.strip())
+    except (OSError, EOFError, lzma.LZMAError) as error:
+        raise UserError(f"cannot read {path}: {error}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is no UTF-8 text ({error.reason} at byte {error.start})") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f'{path} is no file of JSON lines with a "text" each: {error!r}') from error
+    if "\0" in text:
+        raise UserError(f"{path} is binary: it has zero bytes; give plain text")
+    if not text.strip():
+        raise UserError(f"{path} is empty")
+    return text

@@ -1,0 +1,180 @@
+"""The adapter itself: base + adapter is the merged model, and what does not fit is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import floatscope as fs
+from floatscope.adapt.low_rank import learn, learnt, projections
+from floatscope.errors import UserError
+from floatscope.models import load
+from floatscope.models.adapter import TENSORS, Adapter, base_digest, merge, with_new_row, write_adapter
+from floatscope.models.describe import describe
+from floatscope.models.random import write_random
+from floatscope.values import CanvasState, State
+
+
+def stirred(model, mask_id: int, rank: int | None, seed: int = 1):
+    """The module as if it had learnt something."""
+    if mask_id == model.vocabulary:
+        with_new_row(model.module)
+    learn(model.module, mask_id, rank)
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in model.module.parameters():
+            if p.requires_grad:
+                p += 0.1 * torch.randn(p.shape, generator=draw)
+    return model.module
+
+
+def logits(module, ids):
+    with torch.inference_mode():
+        return module(input_ids=ids, is_causal=False, use_cache=False).logits
+
+
+@pytest.fixture(params=[False, True], ids=["untied", "tied"])
+def opened(request, base, tmp_path):
+    """The base with an output of its own, or with the embedding's weights for it."""
+    if request.param:
+        base = shutil.copytree(base, tmp_path / "tied")
+        config = json.loads((base / "config.json").read_text()) | {"tie_word_embeddings": True}
+        (base / "config.json").write_text(json.dumps(config))
+        tensors = load_file(base / "model.safetensors")
+        del tensors["lm_head.weight"]
+        save_file(tensors, base / "model.safetensors", {"format": "pt"})
+    return base
+
+
+@pytest.mark.parametrize("rank", [1, 5, None])
+@pytest.mark.parametrize("mask", [7, "new"])
+def test_adapter_and_base_are_the_merged_model(opened, rank, mask):
+    model, plain = load(opened), load(opened)
+    mask_id = model.vocabulary if mask == "new" else mask
+    module = stirred(model, mask_id, rank)
+    merge(plain.module, Adapter("", "", mask_id, None, rank, learnt(module, torch.float32)))
+    ids = torch.randint(0, plain.vocabulary, (3, 17), generator=torch.Generator().manual_seed(0))
+    ids[:, ::3] = mask_id
+    torch.testing.assert_close(logits(plain.module, ids), logits(module, ids), rtol=1e-5, atol=1e-5)
+
+
+def test_at_first_nothing_is_changed_but_the_mask(opened):
+    model, plain = load(opened), load(opened)
+    learn(model.module, 7, 4)
+    ids = torch.arange(20, 40)[None]
+    after, before = logits(model.module, ids), logits(plain.module, ids)
+    others = [i for i in range(plain.vocabulary) if i != 7]
+    torch.testing.assert_close(after[..., others], before[..., others])
+    row = model.module.get_input_embeddings().weight[7]
+    torch.testing.assert_close(row, plain.module.get_input_embeddings().weight.mean(0))
+
+
+def test_every_projection_learns_and_the_base_does_not(base):
+    model = load(base)
+    names = [name for name, _ in projections(model.module)]
+    assert len(names) == 2 * 7  # q, k, v, o, gate, up, down of two layers; not the output
+    learn(model.module, 7, 3)
+    model.module(input_ids=torch.tensor([[7, 20, 30]]), is_causal=False).logits.square().mean().backward()
+    graded = {name for name, p in model.module.named_parameters() if p.grad is not None}
+    assert graded == {name for name, p in model.module.named_parameters() if p.requires_grad}
+    assert len(graded) == 2 * len(names) + 1
+    assert not any(name.endswith("original") for name in graded)
+
+
+def written(folder, base, rank=3, **changes):
+    model = load(base)
+    module = stirred(model, 7, rank)
+    about = {
+        "base_name": "base",
+        "base_sha256": base_digest(base),
+        "mask_id": 7,
+        "mask_token": "x",
+        "rank": rank,
+        **changes,
+    }
+    write_adapter(folder, Adapter(tensors=learnt(module, torch.float32), **about))
+    return folder, module
+
+
+def test_load_opens_a_base_with_its_adapter(base, tmp_path):
+    folder, module = written(tmp_path / "sibling", base)
+    model = load(f"{base}+{folder}")
+    assert model.spec.name == "base+sibling"
+    assert (model.spec.family, model.spec.mask_id, model.spec.shift, model.spec.layout) == ("mdm", 7, True, "adapted")
+    ids = torch.arange(20, 40)[None]
+    canvas = CanvasState(ids, torch.full_like(ids, int(State.PROMPT)))
+    torch.testing.assert_close(model.forward(canvas), logits(module, ids), rtol=1e-5, atol=1e-5)
+    assert model.spec.weights not in (load(base).spec.weights, load(base, mask_id=7).spec.weights)
+    assert describe(f"{base}+{folder}").spec.mask_id == 7
+
+
+def test_an_adapted_model_decodes_and_is_watched_like_any_mdm(base, tmp_path):
+    folder, _ = written(tmp_path / "sibling", base)
+    model = load(f"{base}+{folder}")
+    decoding = fs.decode(model, [20, 30, 40], new_tokens=6, watch=fs.Watch(), seed=0)
+    assert len(decoding.tokens[0]) == 6
+    assert 7 not in decoding.tokens[0]
+    (trace,) = decoding.traces
+    assert trace.data.sizes["step"] == 6
+    assert trace.data.sizes["layer"] == 2
+
+
+def test_another_base_is_refused(base, tmp_path):
+    folder, _ = written(tmp_path / "sibling", base)
+    other = write_random(tmp_path / "other", "llama", seed=1, layers=2, heads=4, kv_heads=2)
+    with pytest.raises(UserError, match=r"belongs to base with sha256 \w{12}…, and .*other has \w{12}…; give the base"):
+        load(f"{other}+{folder}")
+
+
+def test_a_base_whose_shape_differs_is_refused_with_the_weight(base, tmp_path):
+    other = write_random(tmp_path / "other", "llama", layers=2, heads=4, kv_heads=2, ffn=96)
+    folder, _ = written(tmp_path / "sibling", base, base_sha256=base_digest(other))
+    with pytest.raises(UserError, match=r"does not fit model.layers.0.mlp.down_proj.weight"):
+        load(f"{other}+{folder}")
+    shallow = write_random(tmp_path / "shallow", "llama", layers=1, heads=4, kv_heads=2)
+    folder, _ = written(tmp_path / "sibling", base, base_sha256=base_digest(shallow))
+    with pytest.raises(UserError, match=r"weights the base does not have: model\.layers\.1\."):
+        load(f"{shallow}+{folder}")
+
+
+def test_an_adapter_alone_is_told_from_a_checkpoint(base, tmp_path):
+    folder, _ = written(tmp_path / "sibling", base)
+    with pytest.raises(UserError, match=r"is an adapter; open it with its base: BASE\+"):
+        load(folder)
+    with pytest.raises(UserError, match=r"is no adapter: it has no adapter.json"):
+        load(f"{base}+{base}")
+    with pytest.raises(UserError, match=r"leave mask_id= and shift= out"):
+        load(f"{base}+{folder}", mask_id=3)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("adapter.json", "{", "is damaged"),
+        ("adapter.json", '{"base_name": "x"}', "no proper"),
+        (TENSORS, "short", "missing or damaged"),
+    ],
+)
+def test_a_damaged_adapter_is_one_sentence(base, tmp_path, file, content, said):
+    folder, _ = written(tmp_path / "sibling", base)
+    (folder / file).write_text(content)
+    with pytest.raises(UserError, match=said):
+        load(f"{base}+{folder}")
+
+
+def test_a_mask_id_beyond_the_vocabulary_is_refused(base, tmp_path):
+    folder, _ = written(tmp_path / "sibling", base, mask_id=100_000)
+    with pytest.raises(UserError, match="mask id 100000 is none of the token ids"):
+        load(f"{base}+{folder}")
+
+
+def test_the_digest_of_one_file_is_what_sha256sum_prints(base, tmp_path):
+    import hashlib
+
+    assert base_digest(base) == hashlib.sha256((base / "model.safetensors").read_bytes()).hexdigest()
+    several = write_random(tmp_path / "several", "llama", shards=3)
+    assert base_digest(several) != base_digest(write_random(tmp_path / "others", "llama", shards=3, seed=1))
