@@ -116,7 +116,7 @@ def test_an_adapted_model_decodes_and_is_watched_like_any_mdm(base, tmp_path):
     folder, _ = written(tmp_path / "sibling", base)
     model = load(f"{base}+{folder}")
     decoding = fs.decode(model, [20, 30, 40], new_tokens=6, watch=fs.Watch(), seed=0)
-    assert len(decoding.tokens[0]) == 6
+    assert decoding.tokens.shape == (1, 3 + 6)
     assert 7 not in decoding.tokens[0]
     (trace,) = decoding.traces
     assert trace.data.sizes["step"] == 6

@@ -23,6 +23,7 @@ import numpy as np
 
 from floatscope.adapt.material import Material, Source
 from floatscope.adapt.recipe import Recipe
+from floatscope.errors import UserError
 from floatscope.likelihood import continuation
 from floatscope.tasks.formats import named
 from floatscope.tasks.sample import Passage, Sample
@@ -35,6 +36,7 @@ PAD, PROMPT, ANSWER, TAIL = range(4)
 SHARES = {"data": 0.35, "gap": 0.45, "world": 0.2}
 TEMPLATES = {"instruct": 0.8, "default": 0.2}
 ROOMS = (8, 16, 24, 32)  # tokens of an answer and the ends behind it
+TRIES = 100
 MOST = 8  # passages of others
 SWAPPED = 0.5  # how often another answer is put into the passages of such a question, so that it must be read there
 CLOSED = 0.05  # how often a question of the data files is asked without any passage
@@ -67,11 +69,13 @@ class Maker:
 
     def _row(self, rng: Random, length: int) -> tuple[np.ndarray, np.ndarray]:
         """A question that fits; one that does not is left for another."""
-        while True:
+        for _ in range(TRIES):
             prompt, answer = self._lesson(rng, length)
             room = rng.choice([r for r in ROOMS if r > len(answer)] or [len(answer) + 1])
             if len(prompt) + room <= length:
                 break
+        else:
+            raise UserError(f"of {TRIES} questions none fits into a row of {length} tokens with its right passages")
         ids = [*prompt, *answer, *[self._source.end] * (room - len(answer))]
         tokens, roles = np.full(length, self._source.fill, np.int32), np.full(length, PAD, np.uint8)
         tokens[: len(ids)] = ids

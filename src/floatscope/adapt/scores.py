@@ -43,7 +43,7 @@ def masked_accuracy(
             [_right(model, *part) for part in zip(tokens.split(TOGETHER), masked.split(TOGETHER), strict=True)]
         )
         share = (right & masked).sum(1) / masked.sum(1).clamp_min(1)
-        table = pd.DataFrame({"sample": range(rows), "accuracy": share.tolist()})
+        table = pd.DataFrame({"sample": list(map(str, range(rows))), "accuracy": share.tolist()})
         told = estimate(table, "accuracy").iloc[0]
         numbers = {
             name: round(float(told[key]), 4) for name, key in (("accuracy", "mean"), ("low", "low"), ("high", "high"))

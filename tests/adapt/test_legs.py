@@ -1,0 +1,213 @@
+"""An adaptation as a whole: it lowers the loss, breaks off and goes on, and leaves a model that opens."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+import floatscope as fs
+from conftest import RECIPE
+from floatscope.adapt import legs, lessons, train
+from floatscope.adapt.card import card
+from floatscope.adapt.held import apart
+from floatscope.adapt.material import Given, prepare
+from floatscope.cli.main import app
+from floatscope.errors import UserError
+from floatscope.models import load
+from floatscope.models.random import write_random
+from floatscope.tasks.read import read_samples
+from floatscope.training.checkpoint import PIECE
+
+BASE = "twin:arm"
+
+
+def adapted(folder, small, recipe=RECIPE, minutes=5.0, base=BASE, **how):
+    return list(legs.leg(base, folder, small.given, recipe, minutes, device="cpu", **how))
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory, small) -> Path:
+    folder = tmp_path_factory.mktemp("prepared") / "material"
+    prepare(folder, load(BASE), small.given)
+    return folder
+
+
+@pytest.fixture
+def begun(tmp_path, prepared) -> Path:
+    shutil.copytree(prepared, tmp_path / "out" / "material")
+    return tmp_path / "out"
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory, prepared, small) -> Path:
+    folder = tmp_path_factory.mktemp("done") / "out"
+    shutil.copytree(prepared, folder / "material")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "EVERY", 4)
+        adapted(folder, small, command="floatscope adapt twin:arm", licence="none")
+    return folder
+
+
+def test_the_masked_loss_falls(done):
+    curve = json.loads((done / "adapter" / "training.json").read_text())["losses"]
+    assert [step for step, *_ in curve] == [4, 8, 12]
+    assert curve[-1][1] < 0.9 * curve[0][1]
+    assert curve[-1][2] < curve[0][2]
+
+
+def test_two_legs_equal_one(done, begun, small, monkeypatch):
+    monkeypatch.setattr(train, "EVERY", 1)
+    first = legs.leg(BASE, begun, small.given, RECIPE, 5.0, device="cpu")
+    for told in first:
+        if told.step == 5:
+            monkeypatch.setattr(legs.Leg, "over", property(lambda _: True))
+            break
+    list(first)
+    monkeypatch.undo()
+    (kept,) = (begun / "steps").iterdir()
+    assert kept.name == "step-000005"
+    assert all(piece.stat().st_size < 1.01 * PIECE for piece in kept.glob("*.safetensors"))
+    assert not (begun / "adapter").exists()
+    adapted(begun, small)
+    one, two = (load_file(folder / "adapter" / "adapter.safetensors") for folder in (done, begun))
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_what_is_left_opens_decodes_and_has_a_card(done):
+    model = load(f"{BASE}+{done / 'adapter'}")
+    assert model.spec.family == "mdm"
+    assert model.spec.name == "twin:arm+adapter"
+    said = fs.decode(model, "Question: Where?\nAnswer:", new_tokens=4, watch=fs.Watch())
+    assert said.traces[0].data.sizes["step"] == 4
+    scores = json.loads((done / "adapter" / "scores.json").read_text())
+    assert [row["ratio"] for row in scores["masked"]] == [0.15, 0.3, 0.5, 0.7, 0.85]
+    text = card(done / "adapter")
+    assert (done / "adapter" / "README.md").read_text() == text
+    for piece in ("floatscope adapt twin:arm", "rank 4", "`held.txt`", "held apart", "Masks filled on held-out text"):
+        assert piece in text
+    assert legs.unfinished(done) == []
+
+
+def test_whole_weights_can_be_learnt_and_are_kept_in_small_pieces(begun, small, monkeypatch):
+    monkeypatch.setattr("floatscope.training.checkpoint.PIECE", 100_000)
+    adapted(begun, small, replace(RECIPE, rank=0, steps=2))
+    sizes = [piece.stat().st_size for piece in begun.glob("steps/*/piece-*.safetensors")]
+    assert len(sizes) > 100
+    assert max(sizes) < 130_000
+    model = load(f"{BASE}+{begun / 'adapter'}")
+    stored = load_file(begun / "adapter" / "adapter.safetensors")
+    assert stored.keys() == dict(model.module.named_parameters()).keys()
+    assert all(torch.equal(p, stored[n].float()) for n, p in model.module.named_parameters())
+
+
+def test_rows_are_the_same_whoever_makes_them_and_answers_stand_in_them(prepared):
+    material = prepare(prepared, load(BASE), Given())
+    recipe = replace(RECIPE, tokens=4096)
+    one, two = lessons.Maker(material, recipe)(3), lessons.Maker(material, recipe)(3)
+    assert (one.tokens == two.tokens).all()
+    assert (one.text == two.text).all()
+    text = material.source().text
+    for tokens, roles in zip(one.tokens, one.roles, strict=True):
+        prompt, answer = (text.decode(tokens[roles == r].tolist()) for r in (lessons.PROMPT, lessons.ANSWER))
+        assert re.sub(r"\s", "", answer) in re.sub(r"\s", "", prompt)
+        assert prompt.rstrip().endswith("Answer:")
+        kinds = roles[roles != lessons.PAD].tolist()
+        assert kinds == sorted(kinds)
+        assert tokens[roles == lessons.ANSWER][-1] == material.facts["end"]
+
+
+def test_another_answer_is_put_into_the_passages(small):
+    sample = read_samples(small.folder / "train.jsonl")[0]
+    other = lessons.swapped(sample, "Atlantis")
+    assert other.answers == ("Atlantis",)
+    assert "Atlantis" in " ".join(p.text for p in other.passages)
+    assert sample.answers[0] not in " ".join(p.text for p in other.passages)
+
+
+def test_the_mask_is_opened_step_by_step():
+    recipe = replace(RECIPE, anneal=10)
+    assert [train.opened(recipe, step) for step in (0, 4, 9, 10, 11)] == [0.1, 0.5, 1.0, 1.0, 1.0]
+    assert train.opened(RECIPE, 0) == 1.0
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_a_mask_of_none_or_all_is_the_causal_or_the_full_one(share, monkeypatch):
+    model = load(BASE)
+    tokens = torch.randint(0, 4000, (2, 24), generator=torch.Generator().manual_seed(0))
+    valid = torch.ones(2, 24, dtype=torch.bool)
+    valid[1, 20:] = False
+    draw = torch.Generator().manual_seed(0)
+    with torch.inference_mode():
+        ours = train._forward(model.module, share or 1e-9, draw)(tokens, valid)
+        theirs = model.module(input_ids=tokens, attention_mask=valid.long(), is_causal=share == 0).logits
+    torch.testing.assert_close(ours[valid], theirs[valid], rtol=1e-4, atol=1e-4)
+
+
+def test_annealing_trains(begun, small):
+    adapted(begun, small, replace(RECIPE, steps=3, anneal=2))
+    assert (begun / "adapter" / "README.md").read_text().count("opened over 2 steps") == 1
+
+
+def test_a_held_file_is_refused_by_what_is_in_it(tmp_path, small):
+    import gzip
+
+    same = tmp_path / "other-name.jsonl.gz"
+    same.write_bytes(gzip.compress((small.folder / "asked.jsonl").read_bytes()))
+    given = replace(small.given, data=[same])
+    with pytest.raises(UserError, match=r"other-name.jsonl.gz is the same as asked.jsonl, which is for evaluation"):
+        list(legs.leg(BASE, tmp_path / "out", given, RECIPE, 1.0, device="cpu"))
+    ours = Path(fs.__file__).parent / "twins" / "held-out" / "reading-5.jsonl"
+    with pytest.raises(UserError, match=r"is the same as reading-5.jsonl, which is for evaluation"):
+        list(legs.leg(BASE, tmp_path / "out", replace(small.given, data=[ours]), RECIPE, 1.0, device="cpu"))
+    assert not (tmp_path / "out" / "material").exists()
+
+
+def test_held_questions_and_passages_are_left_out(small):
+    train_, held = (read_samples(small.folder / f"{name}.jsonl") for name in ("train", "asked"))
+    same_question = replace(train_[0], question=held[0].question.upper())
+    same_passage = replace(train_[1], passages=held[3].passages)
+    assert apart([same_question, same_passage, *train_], held) == (train_, 2)
+
+
+def told(*words: object) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["adapt", *map(str, words)])
+    return result.exit_code, result.output
+
+
+def test_mistakes_are_one_sentence_and_status_2(tmp_path, small, base):
+    full = write_random(tmp_path / "full", "llama", vocabulary=259)  # as many as its tokenizer has
+    text = ("--text", small.folder / "text.txt")
+    out = ("--out", tmp_path / "out")
+    for words, said in {
+        (full, *text, *out): "has no free id for a mask; name a token your texts never have",
+        (base, *text, *out, "--workers", "0"): "of 100 questions none fits into a row of",
+        (BASE, *out): "there is no text to learn from; give --text FILES",
+        ("twin:mdm", *text, *out): "twin:mdm is no autoregressive model",
+        (BASE, *text, *out, "--mask", "<nothing>"): "<nothing> is no token of twin:arm",
+        (BASE, *text, *out, "--rank", "-1"): "the rank is a number from 1 on",
+        (BASE, *text, *out, "--steps", "10", "--anneal", "20"): "the mask is opened over 0 to 10 steps, got 20",
+        (BASE, "--text", tmp_path / "none.txt", *out): "cannot read",
+        (BASE, *text, "--data", tmp_path / "none.jsonl", *out): "cannot read",
+    }.items():
+        status, output = told(*words)
+        assert status == 2, output
+        assert said in " ".join(output.split()), output
+        assert len(output.strip().splitlines()) == 1
+
+
+def test_another_recipe_or_other_files_are_refused(done, small, tmp_path):
+    with pytest.raises(UserError, match=r"is of another training \(adapter, rank 4, not 8\); use another --out"):
+        adapted(done, small, replace(RECIPE, rank=8))
+    other = tmp_path / "other.txt"
+    other.write_text("something else\n")
+    with pytest.raises(UserError, match=r"was prepared from text.txt, train.jsonl"):
+        prepare(done / "material", load(BASE), replace(small.given, text=[other]))
