@@ -23,6 +23,7 @@ from floatscope.cli.decode import decode
 from floatscope.cli.demo import demo
 from floatscope.cli.doctor import doctor
 from floatscope.cli.eval import compare, evaluate
+from floatscope.cli.fetch import fetch
 from floatscope.cli.index import index
 from floatscope.cli.intervene import intervene
 from floatscope.cli.lens import lens
@@ -69,6 +70,7 @@ app.command(
 app.command(epilog="Example: floatscope study sinks twin:arm twin:mdm --data reading-5.jsonl --out runs/sinks")(study)
 app.command(epilog="Example: floatscope doctor --json > doctor.json")(doctor)
 app.command(epilog="Example: floatscope models GSAI-ML/LLaDA-8B-Instruct")(models)
+app.command(epilog="Example: floatscope fetch smollm2")(fetch)
 
 app.add_typer(index, name="index")
 app.add_typer(twins, name="twins")

@@ -12,6 +12,7 @@ from typing import Any
 from floatscope.errors import UserError
 from floatscope.models import gguf
 from floatscope.models.families import CAUSAL, Family
+from floatscope.models.fetched import file_name
 from floatscope.models.load import as_path, empty_module, locate, open_checkpoint, shown_name
 from floatscope.models.model import ModelSpec
 from floatscope.models.said import about, printable, reading
@@ -44,11 +45,11 @@ class Description:
 def describe(
     name: str | Path, *, mask_id: int | None = None, shift: bool | None = None, revision: str | None = None
 ) -> Description:
-    """A folder, hub id, twin or .gguf file; refused with the reason if it cannot be opened."""
+    """A folder, hub id, twin, .gguf file or fetched model; refused with the reason if it cannot be opened."""
     with reading(name):
         path = as_path(name)
         if path.suffix == ".gguf":
-            return _gguf(path, mask_id, shift)
+            return _gguf(file_name(name, path), path, mask_id, shift)
         return _folder(name, mask_id, shift, revision)
 
 
@@ -63,7 +64,7 @@ def _folder(name: str | Path, mask_id: int | None, shift: bool | None, revision:
     )
 
 
-def _gguf(path: Path, mask_id: int | None, shift: bool | None) -> Description:
+def _gguf(name: str, path: Path, mask_id: int | None, shift: bool | None) -> Description:
     header = gguf.read_header(path)
     config, text = gguf.read_config(path), gguf.read_text(path)
     with about(path):
@@ -72,7 +73,7 @@ def _gguf(path: Path, mask_id: int | None, shift: bool | None) -> Description:
         needed = sum(t.numel() for k, t in empty.named_parameters() if k not in tied)
         if needed > header.parameters:
             raise UserError(f"tensors are missing: {needed:,} weights are needed, and it holds {header.parameters:,}")
-        spec = infer(path.name, CAUSAL, {}, empty, text, mask_id=mask_id, shift=shift)
+        spec = infer(name, CAUSAL, {}, empty, text, mask_id=mask_id, shift=shift)
     return _described(spec, CAUSAL, empty, text, header.parameters, None)
 
 
