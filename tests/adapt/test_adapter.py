@@ -119,8 +119,7 @@ def test_an_adapted_model_decodes_and_is_watched_like_any_mdm(base, tmp_path):
     assert decoding.tokens.shape == (1, 3 + 6)
     assert 7 not in decoding.tokens[0]
     (trace,) = decoding.traces
-    assert trace.data.sizes["step"] == 6
-    assert trace.data.sizes["layer"] == 2
+    assert trace.by_layer().shape[:2] == (6, 2)
 
 
 def test_another_base_is_refused(base, tmp_path):

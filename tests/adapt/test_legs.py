@@ -87,7 +87,7 @@ def test_what_is_left_opens_decodes_and_has_a_card(done):
     assert model.spec.family == "mdm"
     assert model.spec.name == "twin:arm+adapter"
     said = fs.decode(model, "Question: Where?\nAnswer:", new_tokens=4, watch=fs.Watch())
-    assert said.traces[0].data.sizes["step"] == 4
+    assert said.traces[0].received().shape[0] == 4
     scores = json.loads((done / "adapter" / "scores.json").read_text())
     assert [row["ratio"] for row in scores["masked"]] == [0.15, 0.3, 0.5, 0.7, 0.85]
     text = card(done / "adapter")
@@ -189,7 +189,7 @@ def test_mistakes_are_one_sentence_and_status_2(tmp_path, small, base):
     out = ("--out", tmp_path / "out")
     for words, said in {
         (full, *text, *out): "has no free id for a mask; name a token your texts never have",
-        (base, *text, *out, "--workers", "0"): "of 100 questions none fits into a row of",
+        (base, *text, "--out", tmp_path / "bytes", "--workers", "0"): "of 100 questions none fits into a row of",
         (BASE, *out): "there is no text to learn from; give --text FILES",
         ("twin:mdm", *text, *out): "twin:mdm is no autoregressive model",
         (BASE, *text, *out, "--mask", "<nothing>"): "<nothing> is no token of twin:arm",
@@ -202,6 +202,11 @@ def test_mistakes_are_one_sentence_and_status_2(tmp_path, small, base):
         assert status == 2, output
         assert said in " ".join(output.split()), output
         assert len(output.strip().splitlines()) == 1
+
+
+def test_material_of_another_base_is_refused(done, small):
+    with pytest.raises(UserError, match="was prepared for another base; use another --out"):
+        prepare(done / "material", load("twin:mdm"), small.given)
 
 
 def test_another_recipe_or_other_files_are_refused(done, small, tmp_path):

@@ -89,7 +89,11 @@ def test_a_model_that_cannot_be_watched_says_why(tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["nowhere"], "nowhere is no folder; give a checkpoint folder, a hub id (org/name), a .gguf file or twin:NAME"),
+        (
+            ["nowhere"],
+            "nowhere is no folder; give a checkpoint folder, a hub id (org/name), a .gguf file, twin:NAME or"
+            " smollm2:NAME",
+        ),
         (["twin:mdn"], "unknown twin 'mdn' (did you mean 'mdm'?); allowed: arm, mdm, mdm-adapted"),
         (["{llada}", "--mask-id", "512"], "{llada}: mask id 512 is none of its token ids, 0 … 511"),
         (["{llada}", "--revision", "main"], "revision='main' belongs to a hub id, and {llada} is none"),

@@ -80,6 +80,8 @@ def prepare(folder: Path, model: Model, given: Given) -> Material:
     digests = given.digests
     if (folder / RECORD).is_file():
         then = read_json(folder / RECORD)
+        if then["base"] != model.spec.weights:
+            raise UserError(f"{folder} was prepared for another base; use another --out")
         if any(digests.values()) and then["files"] != digests:
             told = ", ".join(name for named in then["files"].values() for name in named)
             raise UserError(f"{folder} was prepared from {told}; use those, or another --out")
@@ -105,6 +107,7 @@ def prepare(folder: Path, model: Model, given: Given) -> Material:
         if tokens < FEWEST_TOKENS:
             raise UserError(f"the text has {tokens:,} tokens, and {FEWEST_TOKENS:,} are the least to learn from")
         facts = {
+            "base": model.spec.weights,
             "files": digests,
             "tokens": tokens,
             "paragraphs": len(passages),

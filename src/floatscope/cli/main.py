@@ -24,6 +24,7 @@ from floatscope.cli.decode import decode
 from floatscope.cli.demo import demo
 from floatscope.cli.doctor import doctor
 from floatscope.cli.eval import compare, evaluate
+from floatscope.cli.fetch import fetch
 from floatscope.cli.index import index
 from floatscope.cli.intervene import intervene
 from floatscope.cli.lens import lens
@@ -71,6 +72,7 @@ app.command(epilog="Example: floatscope study sinks twin:arm twin:mdm --data rea
 app.command(epilog="Example: floatscope adapt base.gguf --text wiki.txt.xz --data train.jsonl --out sibling")(adapt)
 app.command(epilog="Example: floatscope doctor --json > doctor.json")(doctor)
 app.command(epilog="Example: floatscope models GSAI-ML/LLaDA-8B-Instruct")(models)
+app.command(epilog="Example: floatscope fetch smollm2")(fetch)
 
 app.add_typer(index, name="index")
 app.add_typer(twins, name="twins")

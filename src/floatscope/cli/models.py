@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 def models(
     name: Annotated[
-        str | None, typer.Argument(help="A folder, a hub id (org/name), a .gguf file or twin:NAME.", show_default=False)
+        str | None,
+        typer.Argument(
+            help="A folder, a hub id (org/name), a .gguf file, twin:NAME or smollm2:NAME.", show_default=False
+        ),
     ] = None,
     mask_id: Annotated[
         int | None, typer.Option(help="Its mask token, where the files are silent or wrong.", show_default=False)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Opt = typer.Option
 
-Name = Annotated[str, typer.Argument(help="A hub id, a folder, a .gguf file, or twin:NAME.")]
+Name = Annotated[str, typer.Argument(help="A hub id, a folder, a .gguf file, twin:NAME or smollm2:NAME.")]
 Questions = Annotated[
     Path, Opt("--data", help="Questions; what a file holds is told by floatscope data.", show_default=False)
 ]

@@ -13,6 +13,7 @@ from floatscope.errors import UserError
 from floatscope.models import gguf
 from floatscope.models.adapter import adapted, check_base, read_adapter
 from floatscope.models.families import CAUSAL, Family
+from floatscope.models.fetched import file_name, is_fetched
 from floatscope.models.load import as_path, empty_module, locate, open_checkpoint, parted, shown_name, weights_of
 from floatscope.models.model import ModelSpec
 from floatscope.models.said import about, printable, reading
@@ -45,25 +46,25 @@ class Description:
 def describe(
     name: str | Path, *, mask_id: int | None = None, shift: bool | None = None, revision: str | None = None
 ) -> Description:
-    """A folder, hub id, twin or .gguf file; refused with the reason if it cannot be opened."""
+    """A folder, hub id, twin, .gguf file or fetched model; refused with the reason if it cannot be opened."""
     with reading(name):
         base, adapter = parted(name)
         if adapter is not None:
-            return _adapted(describe(base, revision=revision), base, adapter)
+            return _adapted(name, describe(base, revision=revision), base, adapter)
         path = as_path(name)
         if path.suffix == ".gguf":
-            return _gguf(path, mask_id, shift)
+            return _gguf(file_name(name, path), path, mask_id, shift)
         return _folder(name, mask_id, shift, revision)
 
 
-def _adapted(told: Description, base: str | Path, folder: Path) -> Description:
+def _adapted(name: str | Path, told: Description, base: str | Path, folder: Path) -> Description:
     adapter = read_adapter(folder)
     check_base(adapter, weights_of(base))
     with about(folder):
         spec = adapted(told.spec, adapter)
     return replace(
         told,
-        spec=spec,
+        spec=replace(spec, name=str(name)) if is_fetched(name) else spec,
         tokens={**told.tokens, "mask": adapter.mask_token},
         samplers=_samplers(spec.family),
         warnings=(
@@ -84,7 +85,7 @@ def _folder(name: str | Path, mask_id: int | None, shift: bool | None, revision:
     )
 
 
-def _gguf(path: Path, mask_id: int | None, shift: bool | None) -> Description:
+def _gguf(name: str, path: Path, mask_id: int | None, shift: bool | None) -> Description:
     header = gguf.read_header(path)
     config, text = gguf.read_config(path), gguf.read_text(path)
     with about(path):
@@ -93,7 +94,7 @@ def _gguf(path: Path, mask_id: int | None, shift: bool | None) -> Description:
         needed = sum(t.numel() for k, t in empty.named_parameters() if k not in tied)
         if needed > header.parameters:
             raise UserError(f"tensors are missing: {needed:,} weights are needed, and it holds {header.parameters:,}")
-        spec = infer(path.name, CAUSAL, {}, empty, text, mask_id=mask_id, shift=shift)
+        spec = infer(name, CAUSAL, {}, empty, text, mask_id=mask_id, shift=shift)
     return _described(spec, CAUSAL, empty, text, header.parameters, None)
 
 

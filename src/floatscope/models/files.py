@@ -133,7 +133,8 @@ def read_config(path: Path) -> dict[str, Any]:
     """config.json, which must be there and be an object."""
     if not path.is_dir():
         raise UserError(
-            f"{path} is no folder; give a checkpoint folder, a hub id (org/name), a .gguf file or twin:NAME"
+            f"{path} is no folder; give a checkpoint folder, a hub id (org/name), a .gguf file, twin:NAME or"
+            " smollm2:NAME"
         )
     if (path / "adapter.json").is_file():
         raise UserError(f"{path} is an adapter; open it with its base: BASE+{path}")

@@ -1,6 +1,6 @@
 """A name → a `Model`: find the files, recognise the family, check everything, then read the weights.
 
-    model = load("GSAI-ML/LLaDA-8B-Instruct")          # a hub id; also a folder, a .gguf file or twin:NAME
+    model = load("GSAI-ML/LLaDA-8B-Instruct")          # a hub id; a folder, a .gguf file, twin:NAME, smollm2:NAME
     model = load("folder", device="cuda", dtype="bf16")
     model = load("gpt2-diffusion", mask_id=50257)      # a causal model that was trained to denoise
     model = load("base.gguf+sibling")                  # a base with an adapter, a folder `floatscope adapt` has written
@@ -28,6 +28,7 @@ from floatscope.errors import UserError, unknown
 from floatscope.models import gguf, hub, remote
 from floatscope.models.adapter import adapt_model, check_base, read_adapter
 from floatscope.models.families import CAUSAL, REMOTE, Family, recognise
+from floatscope.models.fetched import SIBLINGS, fetched, file_name, is_fetched
 from floatscope.models.files import DTYPES, OPENED, Folder, fingerprint, read_config, read_folder
 from floatscope.models.model import Model, ModelSpec
 from floatscope.models.place import CPU, Place, check_fits, device_of, dtype_of, free_bytes, too_large
@@ -108,10 +109,11 @@ def load(
                     f"{printable(name)} has a mask token and a shift of its own; leave mask_id= and shift= out"
                 )
             how = {"device": device, "dtype": dtype, "revision": revision, "trust_remote_code": trust_remote_code}
-            return _load_adapted(base, adapter, place, how)
+            model = _load_adapted(base, adapter, place, how)
+            return replace(model, spec=replace(model.spec, name=str(name))) if is_fetched(name) else model
         path = as_path(name)
         if path.suffix == ".gguf":
-            return _load_gguf(path, place, wanted, **overrule)
+            return _load_gguf(file_name(name, path), path, place, wanted, **overrule)
         folder, commit = locate(name, revision, trust_remote_code=trust_remote_code)
         shown = shown_name(name, folder, commit)
         if trust_remote_code and _unknown(folder):
@@ -127,6 +129,8 @@ def load(
 
 def parted(name: str | Path) -> tuple[str | Path, Path | None]:
     """A name as base and adapter: `base.gguf+sibling`; a path that exists is one name, whatever it holds."""
+    if str(name) in SIBLINGS:
+        return SIBLINGS[str(name)], Path(str(resources("floatscope"))) / "adapt" / str(name).partition(":")[0]
     base, plus, adapter = str(name).rpartition("+")
     if not plus or as_path(name).exists():
         return name, None
@@ -155,9 +159,11 @@ def as_path(name: str | Path) -> Path:
     """What was given as a path, or a sentence about it."""
     if not isinstance(name, str | Path) or not str(name) or "\0" in str(name):
         raise UserError(
-            f"{printable(repr(name))} is no name; give a checkpoint folder, a hub id (org/name), a .gguf file or"
-            " twin:NAME"
+            f"{printable(repr(name))} is no name; give a checkpoint folder, a hub id (org/name), a .gguf file,"
+            " twin:NAME or smollm2:NAME"
         )
+    if is_fetched(name):
+        return fetched(name)
     try:
         return Path(name).expanduser()
     except RuntimeError as error:  # no such user
@@ -169,13 +175,13 @@ def _unknown(folder: Path) -> bool:
         return recognise(read_config(folder), None) is None
 
 
-def _load_gguf(path: Path, place: Place, dtype: torch.dtype | None, **overrule: Any) -> Model:
+def _load_gguf(name: str, path: Path, place: Place, dtype: torch.dtype | None, **overrule: Any) -> Model:
     header = gguf.read_header(path)
     dtype = dtype or (torch.float32 if place == CPU else torch.bfloat16)
-    check_fits(path.name, header.parameters, dtype, place)
+    check_fits(name, header.parameters, dtype, place)
     module, text = gguf.read(path, place, dtype)
     with about(path):
-        spec = infer(path.name, CAUSAL, {}, module, text, **overrule)
+        spec = infer(name, CAUSAL, {}, module, text, **overrule)
     return _probed(Model(module.eval(), replace(spec, weights=fingerprint(path)), text), path, place)
 
 
