@@ -55,7 +55,6 @@ class Leg:
     folder: Path
     ends: float  # by the monotonic clock
     workers: int
-    compiled: bool
     command: str
     licence: str
 
@@ -74,7 +73,6 @@ def leg(
     mask: str | None = None,
     device: str | None = None,
     workers: int = 0,
-    compiled: bool = False,
     command: str = "",
     licence: str = "",
 ) -> Iterator[Told]:
@@ -83,7 +81,7 @@ def leg(
     place = device_of(device)
     if isinstance(place, str):
         raise UserError("an adaptation runs on one device; give cpu, cuda or cuda:1")
-    now = Leg(folder, time.monotonic() + 60 * minutes, workers, compiled, command, licence)
+    now = Leg(folder, time.monotonic() + 60 * minutes, workers, command, licence)
     done = folder / "adapter"
     if not is_adapter(done):
         model = load(base, device=place, dtype=torch.float32)
@@ -142,7 +140,7 @@ def _train(now: Leg, base: str, model: Model, mask_id: int, recipe: Recipe, mate
         def over() -> bool:
             return bool(interrupted) or now.over
 
-        for _ in train_steps(module, optimizer, recipe, mask_id, batches, progress, over, now.compiled):
+        for _ in train_steps(module, optimizer, recipe, mask_id, batches, progress, over):
             progress.seconds = earlier + time.monotonic() - began
             if time.monotonic() - saved > SAVE_EVERY:
                 save(steps, module, optimizer, progress, recipe, KIND)

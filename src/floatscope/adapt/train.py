@@ -36,15 +36,11 @@ def train_steps(
     batches: Iterator[Batch],
     progress: Progress,
     over: Callable[[], bool],
-    compiled: bool = False,
 ) -> Iterator[Progress]:
     """Until the time is over or all steps are done; yields every few steps and at the last."""
     device = next(module.parameters()).device
     learnt = [p for p in module.parameters() if p.requires_grad]
     bf16 = torch.autocast(device.type, torch.bfloat16) if device.type == "cuda" else nullcontext()
-    if compiled:
-        for layer in next(part for part in module.modules() if isinstance(part, nn.ModuleList)):
-            layer.compile()
     seen: list[Tensor] = []
     module.train()
     for batch in batches:

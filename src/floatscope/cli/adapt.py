@@ -61,7 +61,6 @@ def adapt(
             mask=mask,
             device=device,
             workers=workers,
-            compiled=False,
             command=command,
             licence=licence,
         ):
