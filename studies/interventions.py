@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from runs import markdown, studied
 
 import floatscope as fs
-from floatscope.intervene.studies import STUDIES, Asked, plan
-from floatscope.intervening import EXPERIMENT, effects, experiment, read_experiment
-from floatscope.trace.record import RECORD, read_record
+from floatscope.intervene.studies import STUDIES
+from floatscope.intervening import effects
 from floatscope.twins.heldout import read
 
 PARTS: list[tuple[str, tuple[str, ...], int, dict[str, Any], str]] = [
@@ -33,7 +33,8 @@ COLUMNS = {"acc": ("acc", 100.0, 1), "nll": ("NLL", 1.0, 2), "floating": ("float
 def interventions(out: Path, models: Mapping[str, fs.Model]) -> Iterator[str]:
     yield HEAD
     for name, twins, limit, options, title in PARTS:
-        folders = [studied(name, models[twin], limit, out / name / twin, options) for twin in twins if twin in models]
+        samples, able = read("reading-5")[:limit], [twin for twin in twins if twin in models]
+        folders = [studied(name, models[twin], samples, out / name / twin, options, HOW) for twin in able]
         if not folders:
             continue
         table = effects(folders)
@@ -57,25 +58,6 @@ missed. Questions are few; the intervals say how much that settles.
 """
 
 
-def studied(name: str, model: fs.Model, limit: int, out: Path, options: dict[str, Any]) -> Path:
-    if not finished(out):
-        samples = tuple(read("reading-5")[:limit])
-        planned = plan(name, Asked(model, samples, out, 0, HOW), **options)
-        study = STUDIES[name]
-        for arm, answered in experiment(
-            model, planned.conditions, out, planned.arms, title=study.title, nll_only=study.nll_only, seed=0, **HOW
-        ):
-            print(out, arm.condition, arm.name, answered.done, flush=True)
-    return out
-
-
-def finished(out: Path) -> bool:
-    if not (out / EXPERIMENT).exists():
-        return False
-    folders = [out / arm["condition"] / arm["name"] for arm in read_experiment(out)["arms"]]
-    return all((each / RECORD).exists() and read_record(each)["status"] == "finished" for each in folders)
-
-
 def rows(table: pd.DataFrame) -> str:
     """A line for the baseline and for every edited arm; the controls are in the effects."""
     shown = table[(table["control_of"] == "")]
@@ -83,21 +65,21 @@ def rows(table: pd.DataFrame) -> str:
     several = table["condition"].nunique() > 1
     heads = ["model", *(["condition"] if several else []), "arm", *(COLUMNS[name][0] for name in some)]
     heads += [f"effect, {COLUMNS[name][0]}" for name in some]
-    lines = [heads, ["---"] * len(heads)]
+    lines = [heads]
     for _, row in shown.iterrows():
         cells = [row["model"], *([row["condition"]] if several else []), row["arm"]]
         cells += [_plain(row, name) for name in some] + [_interval(row, f"{name}_effect", name) for name in some]
         lines.append(cells)
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+    return markdown(lines)
 
 
 def heads(table: pd.DataFrame) -> str:
     """The five heads of each model whose silence costs most."""
-    lines = [["model", "head", "NLL without it, less with it"], ["---"] * 3]
+    lines = [["model", "head", "NLL without it, less with it"]]
     for model, some in table[table["value"].notna()].groupby("model", sort=False):
         for _, row in some.sort_values("nll_change", ascending=False).head(5).iterrows():
             lines.append([str(model), row["arm"], _interval(row, "nll_change", "nll")])
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+    return markdown(lines)
 
 
 def _plain(row: pd.Series, name: str) -> str:
