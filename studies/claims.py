@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
-from runs import markdown
+from shown import markdown
 
 from floatscope.analysis.estimate import difference, estimate
 from floatscope.evaluating import open_evaluation

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-from runs import markdown, studied
+from runs import studied
+from shown import heads, rows
 
 import floatscope as fs
 from floatscope.intervene.studies import STUDIES
@@ -27,7 +27,6 @@ PARTS: list[tuple[str, tuple[str, ...], int, dict[str, Any], str]] = [
     ("blank", ("arm", "mdm"), 12, {"draws": 1}, "Regions hidden"),
 ]
 HOW = {"new_tokens": 8}
-COLUMNS = {"acc": ("acc", 100.0, 1), "nll": ("NLL", 1.0, 2), "floating": ("floating", 1.0, 2)}
 
 
 def interventions(out: Path, models: Mapping[str, fs.Model]) -> Iterator[str]:
@@ -56,40 +55,3 @@ An anchor is the key of largest lift of a head. In a head that reads, that is th
 hides more than sinks; `middle` keys stand beside them, and the regions hidden below say which parts of a prompt are
 missed. Questions are few; the intervals say how much that settles.
 """
-
-
-def rows(table: pd.DataFrame) -> str:
-    """A line for the baseline and for every edited arm; the controls are in the effects."""
-    shown = table[(table["control_of"] == "")]
-    some = [name for name in COLUMNS if name in table]
-    several = table["condition"].nunique() > 1
-    heads = ["model", *(["condition"] if several else []), "arm", *(COLUMNS[name][0] for name in some)]
-    heads += [f"effect, {COLUMNS[name][0]}" for name in some]
-    lines = [heads]
-    for _, row in shown.iterrows():
-        cells = [row["model"], *([row["condition"]] if several else []), row["arm"]]
-        cells += [_plain(row, name) for name in some] + [_interval(row, f"{name}_effect", name) for name in some]
-        lines.append(cells)
-    return markdown(lines)
-
-
-def heads(table: pd.DataFrame) -> str:
-    """The five heads of each model whose silence costs most."""
-    lines = [["model", "head", "NLL without it, less with it"]]
-    for model, some in table[table["value"].notna()].groupby("model", sort=False):
-        for _, row in some.sort_values("nll_change", ascending=False).head(5).iterrows():
-            lines.append([str(model), row["arm"], _interval(row, "nll_change", "nll")])
-    return markdown(lines)
-
-
-def _plain(row: pd.Series, name: str) -> str:
-    _, scale, digits = COLUMNS[name]
-    return "–" if row[name] != row[name] else f"{scale * row[name]:.{digits}f}"
-
-
-def _interval(row: pd.Series, column: str, name: str) -> str:
-    _, scale, digits = COLUMNS[name]
-    if column not in row or row[column] != row[column]:
-        return "–"
-    mean, low, high = (scale * row[c] for c in (column, f"{column}_low", f"{column}_high"))
-    return f"{mean:+.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"

@@ -16,13 +16,13 @@ from typing import Any
 
 from claims import claims
 from interventions import interventions
-from runs import asked, machines, markdown, under
+from runs import asked, machines, under
+from shown import markdown, points
 
 import floatscope as fs
 from floatscope.analysis.estimate import estimate
 from floatscope.evaluating import open_evaluation
 from floatscope.report.scores import compared, written
-from floatscope.stressing import curve, gap
 from floatscope.tasks.read import read_samples
 from floatscope.twins.heldout import read
 from floatscope.twins.world import few_shot
@@ -152,31 +152,6 @@ def real(name: str, qa: Path, out: Path, limit: int) -> Iterator[str]:
     yield "### Where does the gold passage stand? (NQ, five passages)\n"
     samples = read_samples(qa / REAL["NQ"], limit)
     yield points([under(model, samples, out / "position", "position", {"documents": 5}, **how)])
-
-
-def points(folders: Sequence[Path]) -> str:
-    """The points of a sweep, a column of scores and of attention on gold for each model."""
-    table = curve(folders)
-    names, models = list(dict.fromkeys(table["name"])), list(dict.fromkeys(table["model"]))
-    heads = ["point", *models, *(f"gold, {model}" for model in models)]
-    lines = [heads]
-    for name in names:
-        rows = {row.model: row for row in table[table["name"] == name].itertuples()}
-        scores = [_score(rows.get(model)) for model in models]
-        lines.append([name, *scores, *(_lift(rows.get(model)) for model in models)])
-    text = markdown(lines)
-    swept = [r for r in gap(table).itertuples() if r.best > r.worst]
-    worst = [f"{r.model}{f' ({r.series})' if r.series else ''} {100 * r.gap:.1f}" for r in swept]
-    return text + (f"\nBest less worst: {', '.join(worst)}.\n" if worst else "")
-
-
-def _score(row: Any) -> str:
-    return "–" if row is None else f"{100 * row.acc:.1f} [{100 * row.low:.1f}, {100 * row.high:.1f}]"
-
-
-def _lift(row: Any) -> str:
-    value = float("nan") if row is None else getattr(row, "gold_lift", float("nan"))
-    return "–" if value != value else f"{value:.2f}"
 
 
 if __name__ == "__main__":

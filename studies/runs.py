@@ -3,7 +3,6 @@
 asked(model, samples, Path("runs/nq-gold/arm"), passages="gold", new_tokens=16)
 under(model, samples, Path("runs/position/arm"), "position", {"documents": 5}, new_tokens=16)
 studied("sinks", model, samples, Path("runs/sinks/arm"), {"draws": 1}, {"new_tokens": 16})
-markdown([["model", "acc"], ["arm", "31.0"]])
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def asked(model: fs.Model, samples: Sequence[Sample], out: Path, **how: Any) -> 
 def under(
     model: fs.Model, samples: Sequence[Sample], out: Path, kind: str, options: dict[str, Any], **how: Any
 ) -> Path:
-    if not (out / STRESS).exists() or not all(finished(out / p["asked"]) for p in read_stress(out)["points"]):
+    if not swept(out):
         for point, answered in stress(model, samples, out, kind, options=options, **how):
             print(out, point.name, answered.done, f"{100 * answered.acc:.1f}", flush=True)
     return out
@@ -47,7 +46,7 @@ def studied(
     as_they_are: bool = False,
 ) -> Path:
     """`as_they_are`: in none of the study's conditions but the samples' own."""
-    if not _all_arms(out):
+    if not tried(out):
         planned = plan(name, Asked(model, tuple(samples), out, 0, how), **options)
         study, conditions = STUDIES[name], {"": list(samples)} if as_they_are else planned.conditions
         for arm, answered in experiment(
@@ -62,7 +61,13 @@ def finished(folder: Path) -> bool:
     return (folder / RECORD).exists() and read_record(folder)["status"] == "finished"
 
 
-def _all_arms(out: Path) -> bool:
+def swept(out: Path) -> bool:
+    """Whether all points of a sweep are finished."""
+    return (out / STRESS).exists() and all(finished(out / point["asked"]) for point in read_stress(out)["points"])
+
+
+def tried(out: Path) -> bool:
+    """Whether all arms of a study are finished."""
     if not (out / EXPERIMENT).exists():
         return False
     return all(finished(out / arm["condition"] / arm["name"]) for arm in read_experiment(out)["arms"])
@@ -73,9 +78,3 @@ def machines(out: Path) -> str:
     records = [read_record(path.parent) for path in sorted(out.rglob(RECORD))]
     made = [(each["provenance"], each["settings"]["dtype"]) for each in records]
     return " and ".join(dict.fromkeys(f"{on['device']} ({dtype}, torch {on['torch']})" for on, dtype in made))
-
-
-def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """A table, its first row the head."""
-    head, *others = rows
-    return "".join("| " + " | ".join(row) + " |\n" for row in (head, ["---"] * len(head), *others))

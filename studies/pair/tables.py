@@ -4,7 +4,7 @@
     read_table(Path("runs/pair/traces/mdm"), "absorption")                  # a row per sample, layer and set
     read_table(Path("runs/pair/traces/mdm/untrained"), "absorption")        # of the control, on the same questions
 
-The traces are written beside the tables and thrown away once they are measured. run.json is that of the traces.
+The traces are thrown away once they are measured. run.json is that of the traces.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ FIELDS = (
 TABLES: dict[str, Callable[[Look], pd.DataFrame]] = {
     "absorption": of,
     "concentration": anchors.concentration,
+    "identity": anchors.identity,
     "sinks": anchors.sinks,
     "tops": floating.tops,
     "drift": floating.drift,
     "over_layers": floating.over_layers,
-    "classes": depth.classes,
     "structure": depth.structure,
     "answer_rows": depth.answer_rows,
     "retrieval": retrieval.retrieval,
@@ -48,7 +48,7 @@ def measured(model: fs.Model, samples: Sequence[Sample], out: Path, *, prompt: s
     if (out / RECORD).exists():
         return out
     out.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=out) as folder:
+    with TemporaryDirectory() as folder:
         runs, watch = Path(folder), fs.Watch(fields=FIELDS)
         written = template(prompt).prompt
         for traced in fs.trace_samples(model, samples, runs, watch=watch, controls=(0,), write=written, **how):
