@@ -81,7 +81,7 @@ SWEEPS = [
 def _by_layer(out: Path, table: str, only: dict[str, str], value: str, title: str, unit: str) -> Lines:
     series = []
     for who, label in LABELS.items():
-        for folder, name in ((out / "traces" / who, label), (out / "traces" / who / CONTROL, f"{label}, untrained")):
+        for folder, name in ((out / "traces" / who, "trained"), (out / "traces" / who / CONTROL, "untrained")):
             rows = read_table(folder, table)
             for column, wanted in only.items():
                 rows = rows[rows[column] == wanted]
@@ -123,5 +123,5 @@ def _sweep(folder: Path, title: str, x: str) -> Lines:
         some = curve([folder / who])
         some = some[some["value"].notna()].sort_values("value")
         y, low, high = ((100 * some[end]).tolist() for end in ("acc", "low", "high"))
-        series.append(Series(label, label, y, low, high, x=some["value"].tolist()))
+        series.append(Series("trained", label, y, low, high, x=some["value"].tolist()))
     return Lines(title, x, "right answers (%)", x=series[0].x or [], series=series)

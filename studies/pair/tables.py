@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 import floatscope as fs
@@ -39,9 +41,19 @@ TABLES: dict[str, Callable[[Look], pd.DataFrame]] = {
     "drift": floating.drift,
     "over_layers": floating.over_layers,
     "structure": depth.structure,
-    "answer_rows": depth.answer_rows,
+    "answer_rows": lambda look: depth.answer_rows(answering(look)),
     "retrieval": retrieval.retrieval,
 }
+
+
+def answering(look: Look) -> Look:
+    """The same with only those commits that are the answer: models that are done write ends of text."""
+    arrays, special = look.trace.arrays, look.trace.meta["special"]
+    position, ends = arrays["commit_position"], [special[role] for role in ("eos", "eot") if role in special]
+    end = position[np.isin(arrays["commit_token"], ends)].min(initial=position.max() + 1)
+    chosen = position < max(end, position.min() + 1)
+    cut = {name: array[chosen] if name.startswith(("commit_", "row_")) else array for name, array in arrays.items()}
+    return Look(replace(look.trace, arrays=cut))
 
 
 def measured(model: fs.Model, samples: Sequence[Sample], out: Path, *, prompt: str, **how: Any) -> Path:

@@ -54,6 +54,8 @@ def verdict(told: Told, margin: float, blocked: str = "") -> str:
         return f"{OPEN}: {blocked}"
     if isnan(told.low):
         return f"{OPEN}: not measured" if isnan(told.mean) else f"{OPEN}: there is no interval"
+    if told.low == told.high:
+        return f"{OPEN}: all questions say the same"
     if told.low > 0:
         return HOLDS if told.high >= margin else f"{HOLDS}, by less than would matter"
     if told.high < 0:
@@ -62,8 +64,10 @@ def verdict(told: Told, margin: float, blocked: str = "") -> str:
 
 
 def stuck(means: pd.Series) -> str:
-    """Why scores cannot show a change; empty if they can. Columns are called `arm …` and `mdm …`."""
-    if means.min() > CEILING:
+    """Why scores cannot show a change; empty if they can. Columns are called `arm …` and `mdm …`, those after a change
+    `… after` or `… edited`."""
+    changed = [name for name in means.index if name.endswith(("after", "edited"))]
+    if means[changed or means.index].min() > CEILING:
         return "both are at the ceiling"
     for who in ("arm", "mdm"):
         if means[[name for name in means.index if name.startswith(who)]].max() < FLOOR:
