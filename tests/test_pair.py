@@ -82,7 +82,8 @@ def test_two_models_become_a_page(tmp_path, capsys, monkeypatch):
     import page
     import run
 
-    monkeypatch.setitem(run.HOW, "new_tokens", 6)
+    (tmp_path / "brief.toml").write_text('prompt = "{passages}{question}\\n"\npassage = "{text}\\n"')
+    monkeypatch.setattr(run, "HOW", {"prompt": tmp_path / "brief.toml", "new_tokens": 6})
     monkeypatch.setattr(run, "STRESS", {"position": run.STRESS["position"]})
     monkeypatch.setattr(run, "STUDIES", {"sinks": {"counts": 1, "draws": 1}, "heads": run.STUDIES["heads"]})
     data = tmp_path / "qa"
@@ -91,9 +92,9 @@ def test_two_models_become_a_page(tmp_path, capsys, monkeypatch):
         lines = [
             {
                 "id": f"{name}-{who}",
-                "question": f"Where is {who}?",
+                "question": f"{who}?",
                 "answers": [place],
-                "passages": [{"text": f"{who} is in {place}.", "gold": True}],
+                "passages": [{"text": f"{who}: {place}", "gold": True}],
             }
             for who, place in PLACES.items()
         ]

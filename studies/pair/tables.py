@@ -56,7 +56,7 @@ def answering(look: Look) -> Look:
     return Look(replace(look.trace, arrays=cut))
 
 
-def measured(model: fs.Model, samples: Sequence[Sample], out: Path, *, prompt: str, **how: Any) -> Path:
+def measured(model: fs.Model, samples: Sequence[Sample], out: Path, *, prompt: str | Path, **how: Any) -> Path:
     if (out / RECORD).exists():
         return out
     out.mkdir(parents=True, exist_ok=True)
