@@ -112,8 +112,10 @@ def test_two_models_become_a_page(tmp_path, capsys, monkeypatch):
 
     scores = {"masked": [{"ratio": 0.15, "accuracy": 0.5, "low": 0.4, "high": 0.6, "n": 90}]}
     (tmp_path / "scores.json").write_text(json.dumps(scores))
+    (tmp_path / "training.json").write_text(json.dumps({"steps": 1200, "rate": 0.0002, "of": "words"}))
     page.main(["--out", str(out), "--page", str(told), "--adapter", str(tmp_path)])
     text = told.read_text()
+    assert "| steps | 1,200 |\n| rate | 0.0002 |\n\n" in text
     assert "| 15% | 50.0 [40.0, 60.0] | – | 90 |" in text
     for words in ("The first token is no sink", "Masking the sink", "gold and 4 distractors", "Anchors masked"):
         assert words in text

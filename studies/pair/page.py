@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from math import isnan
 from pathlib import Path
+from typing import Any
 
 sys.path.append(str(Path(__file__).parent.parent))
 
@@ -47,7 +48,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/pair"))
     parser.add_argument("--page", type=Path, default=PAGE)
-    parser.add_argument("--adapter", type=Path, help="a folder with scores.json of the adapter")
+    parser.add_argument("--adapter", type=Path, help="a folder with its training.json and scores.json")
     args = parser.parse_args(given)
     parts = [head(args.out), *adapter(args.adapter), *claims(args.out)]
     parts += [*scores(args.out), *stress(args.out), *attention(args.out), *heads(args.out)]
@@ -60,34 +61,44 @@ def main(given: Sequence[str] | None = None) -> None:
 
 
 def head(out: Path) -> str:
+    arm, mdm = (settings(out, who) for who in WHO)
     return f"""# A pair of models
 
-Written by `python studies/pair/page.py` from the runs of `python studies/pair/run.py`. The ARM is `{name(out, "arm")}`,
-the MDM `{name(out, "mdm")}`. Both are asked the same questions in the same words (`--prompt instruct`), for 16 tokens;
-the MDM writes one token per step. A distractor is the passage of another question that does not tell the answer.
+Written by `python studies/pair/page.py` from the runs of `python studies/pair/run.py`. The ARM is `{arm["model"]}`, the
+MDM `{mdm["model"]}`. Both are asked the same questions in the same words, for {mdm["new_tokens"]} tokens; the MDM
+writes one token per step. A distractor is the passage of another question that does not tell the answer.
 
 Numbers in brackets are 95 % intervals, bootstrapped over questions; differences are paired, question by question.
 *Right* means that the answer has one of the right answers in it.
 """
 
 
-def name(out: Path, who: str) -> str:
+def settings(out: Path, who: str) -> dict[str, Any]:
+    """Of the first run of a model."""
     records = (path for path in sorted(out.rglob(RECORD)) if who in path.relative_to(out).parts)
-    return str(read_record(next(records).parent)["settings"]["model"])
+    told: dict[str, Any] = read_record(next(records).parent)["settings"]
+    return told
 
 
 def adapter(folder: Path | None) -> Iterator[str]:
-    if folder is None or not (folder / "scores.json").exists():
-        return
-    told = json.loads((folder / "scores.json").read_text())
-    base = {row["ratio"]: row for row in told.get("masked_base", [])}
-    lines = [["masked", "adapted", "before", "tokens"]]
-    for row in told["masked"]:
-        lines.append([f"{row['ratio']:.0%}", _share(row), _share(base.get(row["ratio"])), str(row["n"])])
-    yield "## The adapter\n"
-    yield "Masked-token accuracy by mask ratio on held-out text, in percent. *Before* is the base model, opened with a"
-    yield "mask token and full attention but not adapted.\n"
-    yield markdown(lines)
+    """What the adapter's own files tell, as far as they are there."""
+    files = {} if folder is None else {name: folder / f"{name}.json" for name in ("training", "scores")}
+    told = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
+    if told:
+        yield "## The adapter\n"
+    numbers = {name: each for name, each in told.get("training", {}).items() if type(each) in (int, float)}
+    if numbers:
+        yield markdown(
+            [["training", ""], *([name.replace("_", " "), f"{each:,.6g}"] for name, each in numbers.items())]
+        )
+    if "scores" in told:
+        base = {row["ratio"]: row for row in told["scores"].get("masked_base", [])}
+        lines = [["masked", "adapted", "before", "tokens"]]
+        for row in told["scores"]["masked"]:
+            lines.append([f"{row['ratio']:.0%}", _share(row), _share(base.get(row["ratio"])), str(row["n"])])
+        yield "Masked-token accuracy by mask ratio on held-out text, in percent. *Before* is the base model, opened"
+        yield "with a mask token but not adapted.\n"
+        yield markdown(lines)
 
 
 def _share(row: dict[str, float] | None) -> str:

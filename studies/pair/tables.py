@@ -23,6 +23,7 @@ import floatscope as fs
 from floatscope.analysis import anchors, depth, floating, retrieval
 from floatscope.analysis.absorption import of
 from floatscope.analysis.look import Look, looks
+from floatscope.errors import UserError
 from floatscope.tasks.sample import Sample
 from floatscope.tasks.template import template
 from floatscope.trace.record import RECORD
@@ -80,8 +81,11 @@ def _write(run: Path, out: Path) -> None:
     found: dict[str, list[pd.DataFrame]] = {name: [] for name in TABLES}
     for look in looks(fs.open_run(run)):
         for name, table in TABLES.items():
-            found[name].append(table(look))
-    tables = {name: pd.concat(parts, ignore_index=True) for name, parts in found.items()}
+            try:
+                found[name].append(table(look))
+            except UserError as error:
+                print(f"{out} {name}: {error}", flush=True)
+    tables = {name: pd.concat(parts, ignore_index=True) for name, parts in found.items() if parts}
     tables["floating"] = floating.floating_index(tables.pop("tops"))
     for name, table in tables.items():
         table.to_parquet(out / f"{name}.parquet", index=False)
