@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
+from shown import markdown
 
 from floatscope.analysis.estimate import difference, estimate
 from floatscope.evaluating import open_evaluation
@@ -62,7 +63,7 @@ def claims(out: Path, names: Sequence[str]) -> Iterator[str]:
     if ARM not in names or not others:
         return
     heads = ["claim", "measured as", *names, *(f"{name} − {ARM}" for name in others), "verdict"]
-    lines = [heads, ["---"] * len(heads)]
+    lines = [heads]
     for claim in CLAIMS:
         moved = {name: change(out, claim, name) for name in names}
         apart = [difference(moved[name], moved[ARM], "change").iloc[0] for name in others]
@@ -70,7 +71,7 @@ def claims(out: Path, names: Sequence[str]) -> Iterator[str]:
         cells = [f"{100 * a['mean']:+.1f} [{100 * a['low']:.1f}, {100 * a['high']:.1f}]" for a in apart]
         flat = all(moved[name][["before", "after"]].mean().min() > CEILING for name in names)
         lines.append([claim.says, claim.measured, *(f"{m:+.1f}" for m in means), *cells, verdict(apart, others, flat)])
-    yield "".join("| " + " | ".join(line) + " |\n" for line in lines)
+    yield markdown(lines)
 
 
 def change(out: Path, claim: Claim, name: str) -> pd.DataFrame:

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
+from runs import studied
+from shown import heads, rows
 
 import floatscope as fs
-from floatscope.intervene.studies import STUDIES, Asked, plan
-from floatscope.intervening import EXPERIMENT, effects, experiment, read_experiment
-from floatscope.trace.record import RECORD, read_record
+from floatscope.intervene.studies import STUDIES
+from floatscope.intervening import effects
 from floatscope.twins.heldout import read
 
 PARTS: list[tuple[str, tuple[str, ...], int, dict[str, Any], str]] = [
@@ -27,13 +27,13 @@ PARTS: list[tuple[str, tuple[str, ...], int, dict[str, Any], str]] = [
     ("blank", ("arm", "mdm"), 12, {"draws": 1}, "Regions hidden"),
 ]
 HOW = {"new_tokens": 8}
-COLUMNS = {"acc": ("acc", 100.0, 1), "nll": ("NLL", 1.0, 2), "floating": ("floating", 1.0, 2)}
 
 
 def interventions(out: Path, models: Mapping[str, fs.Model]) -> Iterator[str]:
     yield HEAD
     for name, twins, limit, options, title in PARTS:
-        folders = [studied(name, models[twin], limit, out / name / twin, options) for twin in twins if twin in models]
+        samples, able = read("reading-5")[:limit], [twin for twin in twins if twin in models]
+        folders = [studied(name, models[twin], samples, out / name / twin, options, HOW) for twin in able]
         if not folders:
             continue
         table = effects(folders)
@@ -55,59 +55,3 @@ An anchor is the key of largest lift of a head. In a head that reads, that is th
 hides more than sinks; `middle` keys stand beside them, and the regions hidden below say which parts of a prompt are
 missed. Questions are few; the intervals say how much that settles.
 """
-
-
-def studied(name: str, model: fs.Model, limit: int, out: Path, options: dict[str, Any]) -> Path:
-    if not finished(out):
-        samples = tuple(read("reading-5")[:limit])
-        planned = plan(name, Asked(model, samples, out, 0, HOW), **options)
-        study = STUDIES[name]
-        for arm, answered in experiment(
-            model, planned.conditions, out, planned.arms, title=study.title, nll_only=study.nll_only, seed=0, **HOW
-        ):
-            print(out, arm.condition, arm.name, answered.done, flush=True)
-    return out
-
-
-def finished(out: Path) -> bool:
-    if not (out / EXPERIMENT).exists():
-        return False
-    folders = [out / arm["condition"] / arm["name"] for arm in read_experiment(out)["arms"]]
-    return all((each / RECORD).exists() and read_record(each)["status"] == "finished" for each in folders)
-
-
-def rows(table: pd.DataFrame) -> str:
-    """A line for the baseline and for every edited arm; the controls are in the effects."""
-    shown = table[(table["control_of"] == "")]
-    some = [name for name in COLUMNS if name in table]
-    several = table["condition"].nunique() > 1
-    heads = ["model", *(["condition"] if several else []), "arm", *(COLUMNS[name][0] for name in some)]
-    heads += [f"effect, {COLUMNS[name][0]}" for name in some]
-    lines = [heads, ["---"] * len(heads)]
-    for _, row in shown.iterrows():
-        cells = [row["model"], *([row["condition"]] if several else []), row["arm"]]
-        cells += [_plain(row, name) for name in some] + [_interval(row, f"{name}_effect", name) for name in some]
-        lines.append(cells)
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
-
-
-def heads(table: pd.DataFrame) -> str:
-    """The five heads of each model whose silence costs most."""
-    lines = [["model", "head", "NLL without it, less with it"], ["---"] * 3]
-    for model, some in table[table["value"].notna()].groupby("model", sort=False):
-        for _, row in some.sort_values("nll_change", ascending=False).head(5).iterrows():
-            lines.append([str(model), row["arm"], _interval(row, "nll_change", "nll")])
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
-
-
-def _plain(row: pd.Series, name: str) -> str:
-    _, scale, digits = COLUMNS[name]
-    return "–" if row[name] != row[name] else f"{scale * row[name]:.{digits}f}"
-
-
-def _interval(row: pd.Series, column: str, name: str) -> str:
-    _, scale, digits = COLUMNS[name]
-    if column not in row or row[column] != row[column]:
-        return "–"
-    mean, low, high = (scale * row[c] for c in (column, f"{column}_low", f"{column}_high"))
-    return f"{mean:+.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"

@@ -16,16 +16,14 @@ from typing import Any
 
 from claims import claims
 from interventions import interventions
+from runs import asked, machines, under
+from shown import markdown, points
 
 import floatscope as fs
 from floatscope.analysis.estimate import estimate
-from floatscope.evaluating import evaluate, open_evaluation
+from floatscope.evaluating import open_evaluation
 from floatscope.report.scores import compared, written
-from floatscope.stressing import STRESS as STRESS_FILE
-from floatscope.stressing import curve, gap, read_stress, stress
 from floatscope.tasks.read import read_samples
-from floatscope.tasks.sample import Sample
-from floatscope.trace.record import RECORD, read_record
 from floatscope.twins.heldout import read
 from floatscope.twins.world import few_shot
 
@@ -103,7 +101,8 @@ def twins(out: Path, limit: int, names: Sequence[str]) -> Iterator[str]:
         samples, folders = read(data)[:limit], []
         for name, model in models.items():
             for passages in settings:
-                folders.append(asked(model, samples, out / f"{data}-{passages}" / name, passages, data))
+                where = out / f"{data}-{passages}" / name
+                folders.append(asked(model, samples, where, passages=passages, source={"data": data}, **HOW))
         yield f"`{data}`, {limit} questions\n\n{written(compared(folders), 'md')}"
     yield "### How many examples does a rule take?\n\nWhich of three words is meant; chance 33\n"
     yield examples(models, out / "examples", limit)
@@ -111,20 +110,25 @@ def twins(out: Path, limit: int, names: Sequence[str]) -> Iterator[str]:
         able = [name for name in names if kind != "masks" or models[name].spec.family == "mdm"]
         if able:
             yield f"### {question}\n\n`--kind {kind}` on `{data}`\n"
-            yield points([under(models[name], read(data)[:limit], out / kind / name, kind, options) for name in able])
+            yield points(
+                [under(models[name], read(data)[:limit], out / kind / name, kind, options, **HOW) for name in able]
+            )
 
 
 def examples(models: dict[str, fs.Model], out: Path, limit: int) -> str:
     """Accuracy against the number of examples, on fresh questions."""
-    lines = [["examples", *models], ["---"] * (1 + len(models))]
+    lines = [["examples", *models]]
     for shots in (1, 2, 4, 6):
         samples = [few_shot(Random(f"{shots} {i}"), f"rule-{i}", shots) for i in range(limit)]
-        folders = [asked(model, samples, out / f"{shots}" / name, "all", f"{shots}") for name, model in models.items()]
+        folders = [
+            asked(model, samples, out / f"{shots}" / name, passages="all", source={"data": f"{shots}"}, **HOW)
+            for name, model in models.items()
+        ]
         scores = [estimate(open_evaluation(folder).table, "acc").iloc[0] for folder in folders]
         lines.append(
             [str(shots), *(f"{100 * s['mean']:.1f} [{100 * s['low']:.1f}, {100 * s['high']:.1f}]" for s in scores)]
         )
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+    return markdown(lines)
 
 
 READ = """The model is small, and what it says is long: its answers are often right inside a sentence that is not the
@@ -137,70 +141,17 @@ def real(name: str, qa: Path, out: Path, limit: int) -> Iterator[str]:
     model = fs.load(name)
     yield f"## {model.spec.name} on real files\n"
     yield READ
+    how = {**HOW, "prompt": "instruct", "new_tokens": 16}
     folders = []
     for data, file in REAL.items():
         samples = read_samples(qa / file, limit)
         for passages in (0, "gold") if data in ("NQ", "XQuAD") else (0, "gold", 5):
             where = out / f"{data}-{passages}"
-            folders.append(asked(model, samples, where, passages, data, prompt="instruct", new_tokens=16))
+            folders.append(asked(model, samples, where, passages=passages, source={"data": data}, **how))
     yield written(compared(folders), "md")
     yield "### Where does the gold passage stand? (NQ, five passages)\n"
     samples = read_samples(qa / REAL["NQ"], limit)
-    options = {"documents": 5}
-    yield points([under(model, samples, out / "position", "position", options, prompt="instruct", new_tokens=16)])
-
-
-def machines(out: Path) -> str:
-    """What the runs were made on, and in which type."""
-    records = [read_record(path.parent) for path in sorted(out.rglob(RECORD))]
-    made = [(each["provenance"], each["settings"]["dtype"]) for each in records]
-    return " and ".join(dict.fromkeys(f"{on['device']} ({dtype}, torch {on['torch']})" for on, dtype in made))
-
-
-def asked(model: fs.Model, samples: Sequence[Sample], out: Path, passages: int | str, data: str, **more: Any) -> Path:
-    if not finished(out):
-        for answered in evaluate(model, samples, out, passages=passages, source={"data": data}, **{**HOW, **more}):
-            print(out, answered.done, f"{100 * answered.acc:.1f}", flush=True)
-    return out
-
-
-def under(
-    model: fs.Model, samples: Sequence[Sample], out: Path, kind: str, options: dict[str, Any], **more: Any
-) -> Path:
-    if not (out / STRESS_FILE).exists() or not all(finished(out / p["asked"]) for p in read_stress(out)["points"]):
-        for point, answered in stress(model, samples, out, kind, options=options, **{**HOW, **more}):
-            print(out, point.name, answered.done, f"{100 * answered.acc:.1f}", flush=True)
-    return out
-
-
-def finished(folder: Path) -> bool:
-    """Whether nothing is left to ask there, on whatever machine it was asked."""
-    return (folder / RECORD).exists() and read_record(folder)["status"] == "finished"
-
-
-def points(folders: Sequence[Path]) -> str:
-    """The points of a sweep, a column of scores and of attention on gold for each model."""
-    table = curve(folders)
-    names, models = list(dict.fromkeys(table["name"])), list(dict.fromkeys(table["model"]))
-    heads = ["point", *models, *(f"gold, {model}" for model in models)]
-    lines = [heads, ["---"] * len(heads)]
-    for name in names:
-        rows = {row.model: row for row in table[table["name"] == name].itertuples()}
-        scores = [_score(rows.get(model)) for model in models]
-        lines.append([name, *scores, *(_lift(rows.get(model)) for model in models)])
-    text = "".join("| " + " | ".join(line) + " |\n" for line in lines)
-    swept = [r for r in gap(table).itertuples() if r.best > r.worst]
-    worst = [f"{r.model}{f' ({r.series})' if r.series else ''} {100 * r.gap:.1f}" for r in swept]
-    return text + (f"\nBest less worst: {', '.join(worst)}.\n" if worst else "")
-
-
-def _score(row: Any) -> str:
-    return "–" if row is None else f"{100 * row.acc:.1f} [{100 * row.low:.1f}, {100 * row.high:.1f}]"
-
-
-def _lift(row: Any) -> str:
-    value = float("nan") if row is None else getattr(row, "gold_lift", float("nan"))
-    return "–" if value != value else f"{value:.2f}"
+    yield points([under(model, samples, out / "position", "position", {"documents": 5}, **how)])
 
 
 if __name__ == "__main__":

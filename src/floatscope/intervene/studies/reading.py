@@ -26,9 +26,10 @@ def pin(table: pd.DataFrame) -> list[str]:
     for model, some in _edited(table):
         worst = some.loc[some["acc_effect"].idxmin()]
         sure = int(((some["acc_effect_low"] > 0) | (some["acc_effect_high"] < 0)).sum())
+        place = ", ".join(filter(None, (worst["arm"], worst["condition"])))
         told.append(
             f"pinning anchors costs {model} {_points(worst, 'acc_effect')} points more than pinning random keys where"
-            f" it costs most ({worst['arm']}, {worst['condition']}); of {len(some)} such intervals {sure} leave out 0"
+            f" it costs most ({place}); of {len(some)} such intervals {sure} leave out 0"
         )
     return told
 

@@ -1,0 +1,124 @@
+"""The study of a pair: verdicts by their rules, and a page from the runs of two tiny models."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import floatscope as fs
+
+STUDIES = Path(__file__).parent.parent / "studies"
+PLACES = {"Mira": "Rome", "Tom": "Bonn", "Ilse": "Lyon", "Aron": "Oslo", "Dana": "Kyiv", "Otto": "Bern"}
+
+
+@pytest.fixture(autouse=True)
+def _found(monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(STUDIES / "pair"), str(STUDIES), *sys.path])
+
+
+def told(low, high):
+    from verdict import Told
+
+    return Told((low + high) / 2, low, high, 24)
+
+
+def test_a_verdict_follows_from_the_interval_and_the_margin():
+    from verdict import verdict
+
+    assert verdict(told(0.01, 0.20), 0.05) == "holds"
+    assert verdict(told(0.01, 0.02), 0.05) == "holds, by less than would matter"
+    assert verdict(told(-0.20, -0.01), 0.05) == "does not: the opposite"
+    assert verdict(told(-0.04, 0.04), 0.05) == "does not: no difference that would matter"
+    assert verdict(told(-0.04, 0.06), 0.05) == "cannot be told at this size"
+    assert verdict(told(0.0, 0.0), 0.05) == "cannot be told at this size: all questions say the same"
+    assert verdict(told(np.nan, np.nan), 0.05) == "cannot be told at this size: not measured"
+    assert verdict(told(0.1, 0.2), 0.05, "both are at the ceiling").endswith("size: both are at the ceiling")
+
+
+def test_scores_at_the_floor_or_the_ceiling_tell_nothing():
+    from verdict import stuck
+
+    names = ["arm before", "arm after", "mdm before", "mdm after"]
+    assert stuck(pd.Series([0.5, 0.6, 0.3, 0.2], names)) == ""
+    assert stuck(pd.Series([0.0, 0.99, 0.1, 0.98], names)) == "both are at the ceiling"
+    assert stuck(pd.Series([0.99, 0.7, 0.99, 0.98], names)) == ""
+    assert stuck(pd.Series([0.5, 0.3, 0.04, 0.01], names)) == "the MDM is at the floor"
+
+
+def test_what_follows_from_means_has_the_interval_of_the_questions():
+    from verdict import of_means
+
+    arm = np.tile([0.0, 1.0], 50)
+    table = pd.DataFrame({"arm": arm, "mdm": 0.5 * arm})
+    ratio = of_means(table, lambda m: m["mdm"] / m["arm"])
+    assert (ratio.mean, ratio.low, ratio.high, ratio.n) == pytest.approx((0.5, 0.5, 0.5, 100))
+    mean = of_means(table, lambda m: m["arm"])
+    assert mean.low == pytest.approx(0.4, abs=0.02)
+    assert mean.high == pytest.approx(0.6, abs=0.02)
+    assert of_means(table.iloc[:0], lambda m: m["arm"]).n == 0
+
+
+def test_every_claim_is_tested_above_zero_where_it_is_true():
+    """A claim that is at odds with its own direction would be judged the wrong way round."""
+    from paper import CLAIMS, TESTS
+
+    means = pd.DataFrame({"arm before": [0.5], "arm after": [0.2], "mdm before": [0.5], "mdm after": [0.4]})
+    kept = [claim for claim in CLAIMS if claim.measured.startswith("score kept")]
+    assert len(kept) >= 5
+    assert all(float(claim.apart(means).iloc[0]) > 0 for claim in kept)
+    hurt = pd.DataFrame({"arm edited": [3.0], "arm control": [1.0], "mdm edited": [1.5], "mdm control": [1.0]})
+    masked = [claim for claim in CLAIMS if claim.says.startswith("Masking") and claim.measured.startswith("NLL")]
+    assert [float(claim.apart(hurt).iloc[0]) for claim in masked] == [1.5, 1.5]
+    assert {claim.tested for claim in CLAIMS if "sink" in claim.says} == {"ARM − MDM"}
+    assert float(TESTS["ARM − MDM"](pd.DataFrame({"arm": [20.0], "mdm": [1.0]})).iloc[0]) == 19
+
+
+def test_two_models_become_a_page(tmp_path, capsys, monkeypatch):
+    import page
+    import run
+
+    (tmp_path / "brief.toml").write_text('prompt = "{passages}{question}\\n"\npassage = "{text}\\n"')
+    monkeypatch.setattr(run, "HOW", {"prompt": tmp_path / "brief.toml", "new_tokens": 6})
+    monkeypatch.setattr(run, "STRESS", {"position": run.STRESS["position"]})
+    monkeypatch.setattr(run, "STUDIES", {"sinks": {"counts": 1, "draws": 1}, "heads": run.STUDIES["heads"]})
+    data = tmp_path / "qa"
+    data.mkdir()
+    for name in ("nq", "xquad"):
+        lines = [
+            {
+                "id": f"{name}-{who}",
+                "question": f"{who}?",
+                "answers": [place],
+                "passages": [{"text": f"{who}: {place}", "gold": True}],
+            }
+            for who, place in PLACES.items()
+        ]
+        (data / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    shape = {"layers": 3, "width": 16, "heads": 2, "kv_heads": 2, "ffn": 16}
+    arm, mdm = (str(fs.write_random(tmp_path / layout, layout, **shape)) for layout in ("llama", "llada"))
+    out, told = tmp_path / "runs", tmp_path / "pair.md"
+    asked = ["--arm", arm, "--mdm", mdm, "--data", str(data), "--out", str(out), "--limit", "2"]
+    run.main(asked)
+    said = capsys.readouterr().out
+    assert "scores/nq-gold/mdm" in said
+    assert "studies/heads/arm left out: heads are found on 8 samples" in said
+    run.main([*asked, "--part", "scores", "traces"])
+    assert "untrained" not in capsys.readouterr().out  # nothing is asked or traced again
+
+    scores = {"masked": [{"ratio": 0.15, "accuracy": 0.5, "low": 0.4, "high": 0.6, "n": 90}]}
+    (tmp_path / "scores.json").write_text(json.dumps(scores))
+    (tmp_path / "training.json").write_text(json.dumps({"steps": 1200, "rate": 0.0002, "of": "words"}))
+    page.main(["--out", str(out), "--page", str(told), "--adapter", str(tmp_path)])
+    text = told.read_text()
+    assert "| steps | 1,200 |\n| rate | 0.0002 |\n\n" in text
+    assert "| 15% | 50.0 [40.0, 60.0] | – | 90 |" in text
+    for words in ("The first token is no sink", "Masking the sink", "gold and 4 distractors", "Anchors masked"):
+        assert words in text
+    pictures = [line.split("](")[1].rstrip(")") for line in text.splitlines() if line.startswith("![")]
+    assert len(pictures) == 7
+    assert all((tmp_path / name).stat().st_size > 0 for name in pictures)
