@@ -106,7 +106,8 @@ def finish(done: Path, base: str, material: Path, place: torch.device) -> None:
             scores["masked"] = masked_accuracy(load(joined(base, done), device=place), ids)
             plain = load(base, device=place)
             if adapter.mask_id < plain.vocabulary:  # a new row means nothing to the base
-                scores["masked_base"] = masked_accuracy(load(base, device=place, mask_id=adapter.mask_id), ids)
+                spec = replace(plain.spec, family="mdm", mask_id=adapter.mask_id)
+                scores["masked_base"] = masked_accuracy(replace(plain, spec=spec), ids)
         with writing("the scores", done):
             write_json(done / SCORES, scores)
     write_card(done)
@@ -140,7 +141,7 @@ def _train(now: Leg, base: str, model: Model, mask_id: int, recipe: Recipe, mate
         def over() -> bool:
             return bool(interrupted) or now.over
 
-        for _ in train_steps(module, optimizer, recipe, mask_id, batches, progress, over):
+        for _ in train_steps(module, optimizer, recipe, mask_id, batches, progress, over, model.device.type == "cuda"):
             progress.seconds = earlier + time.monotonic() - began
             if time.monotonic() - saved > SAVE_EVERY:
                 save(steps, module, optimizer, progress, recipe, KIND)

@@ -4,7 +4,7 @@
     learn(module, mask_id, rank=None)        # or everything is learnt
     tensors = learnt(module, torch.bfloat16) # by the names an adapter has
 
-The sum is made once a forward, whatever the batch, and the rest of the network does not know of it.
+The sum is made once a forward, whatever the batch, so that what is trained is the merged network itself.
 """
 
 from __future__ import annotations
@@ -13,50 +13,54 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from floatscope.errors import UserError
 from floatscope.models.adapter import DOWN, MASK, UP
 
 
 class LowRank(nn.Module):
-    """W → W + up · down; zero at first."""
+    """A linear map with up · down added to its matrix; nothing at first."""
 
-    def __init__(self, weight: Tensor, rank: int, draw: torch.Generator) -> None:
+    def __init__(self, base: Any, rank: int, draw: torch.Generator) -> None:
         super().__init__()
-        rows, columns = weight.shape
+        rows, columns = base.weight.shape
         first = torch.randn(rank, columns, generator=draw) / columns**0.5
-        self.down = nn.Parameter(first.to(weight.device))
-        self.up = nn.Parameter(torch.zeros(rows, rank, device=weight.device))
+        self.base: Any = base
+        self.turned = not isinstance(base, nn.Linear)  # a Conv1D's matrix is [in, out]
+        self.down = nn.Parameter(first.to(base.weight.device))
+        self.up = nn.Parameter(torch.zeros(rows, rank, device=base.weight.device))
 
-    def forward(self, weight: Tensor) -> Tensor:
-        return weight + self.up @ self.down
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.base.weight + self.up @ self.down
+        return F.linear(x, weight.T if self.turned else weight, self.base.bias)
 
 
-class MaskRow(nn.Module):
-    """An embedding with one row learnt."""
+class MaskEmbedding(nn.Module):
+    """An embedding with one row of its own."""
 
-    def __init__(self, weight: Tensor, mask_id: int) -> None:
+    def __init__(self, base: nn.Embedding, mask_id: int) -> None:
         super().__init__()
-        self.row = nn.Parameter(weight.mean(0).detach().clone())
-        is_mask = torch.arange(len(weight), device=weight.device) == mask_id
-        self.register_buffer("is_mask", is_mask[:, None], persistent=False)
+        self.base, self.mask_id = base, mask_id
+        self.row = nn.Parameter(base.weight.mean(0).detach().clone())
 
-    def forward(self, weight: Tensor) -> Tensor:
-        return torch.where(self.is_mask, self.row, weight)  # type: ignore[arg-type]
+    def forward(self, ids: Tensor) -> Tensor:
+        return torch.where((ids == self.mask_id)[..., None], self.row, self.base(ids))
 
 
-class SameRow(nn.Module):
-    """The output's weight where it is the embedding's: it has that row too, and does not teach it, for a mask is never
+class TiedHead(nn.Module):
+    """An output whose matrix is the embedding's: it has the mask's row too, and does not teach it, for a mask is never
     predicted."""
 
-    def __init__(self, of: MaskRow) -> None:
+    def __init__(self, embedding: MaskEmbedding) -> None:
         super().__init__()
-        self.of = [of]  # its parameters are not mine
+        self.embedding = embedding
 
-    def forward(self, weight: Tensor) -> Tensor:
-        return torch.where(self.of[0].is_mask, self.of[0].row.detach(), weight)  # type: ignore[arg-type]
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.embedding.base.weight
+        is_mask = torch.arange(len(weight), device=weight.device) == self.embedding.mask_id
+        return F.linear(x, torch.where(is_mask[:, None], self.embedding.row.detach(), weight))
 
 
 def learn(module: Any, mask_id: int, rank: int | None, seed: int = 0) -> None:
@@ -68,20 +72,19 @@ def learn(module: Any, mask_id: int, rank: int | None, seed: int = 0) -> None:
         module.requires_grad_(True)
         return
     module.requires_grad_(False)
-    tied = head is not None and head.weight is embedding.weight
     draw = torch.Generator().manual_seed(seed)
     found = list(projections(module))
     if not found:
         raise UserError(f"{type(module).__name__} has no projections to adapt; give --rank 0 to learn all its weights")
-    for _, part in found:
-        parametrize.register_parametrization(part, "weight", LowRank(part.weight, rank, draw), unsafe=True)
-    row = MaskRow(embedding.weight, mask_id)
-    parametrize.register_parametrization(embedding, "weight", row, unsafe=True)
-    if tied:
-        parametrize.register_parametrization(head, "weight", SameRow(row), unsafe=True)
+    for name, part in found:
+        module.set_submodule(name, LowRank(part, rank, draw))
+    own = MaskEmbedding(embedding, mask_id)
+    module.set_input_embeddings(own)
+    if head is not None and head.weight is embedding.weight:
+        module.set_output_embeddings(TiedHead(own))
 
 
-def projections(module: Any) -> Iterator[tuple[str, Any]]:
+def projections(module: Any) -> Iterator[tuple[str, nn.Module]]:
     """Every linear map of the network but the one to the vocabulary."""
     from transformers.pytorch_utils import Conv1D
 
@@ -91,16 +94,13 @@ def projections(module: Any) -> Iterator[tuple[str, Any]]:
             yield name, part
 
 
-def learnt(module: Any, dtype: torch.dtype) -> dict[str, Tensor]:
+def learnt(module: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
     """What an adapter stores of a module that has learnt."""
-    parts = {name: part for name, part in module.named_modules() if parametrize.is_parametrized(part, "weight")}
-    if not parts:
-        return {name: p.detach().to("cpu", dtype) for name, p in module.named_parameters()}
     found: dict[str, Tensor] = {}
-    for name, part in parts.items():
-        own = part.parametrizations.weight[0]
-        if isinstance(own, LowRank):
-            found |= {f"{name}.weight{UP}": own.up, f"{name}.weight{DOWN}": own.down}
-        elif isinstance(own, MaskRow):
-            found[MASK] = own.row
+    for name, part in module.named_modules():
+        if isinstance(part, LowRank):
+            found |= {f"{name}.weight{UP}": part.up, f"{name}.weight{DOWN}": part.down}
+        elif isinstance(part, MaskEmbedding):
+            found[MASK] = part.row
+    found = found or dict(module.named_parameters())
     return {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in found.items()}

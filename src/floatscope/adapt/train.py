@@ -36,11 +36,14 @@ def train_steps(
     batches: Iterator[Batch],
     progress: Progress,
     over: Callable[[], bool],
+    compiled: bool = False,
 ) -> Iterator[Progress]:
     """Until the time is over or all steps are done; yields every few steps and at the last."""
     device = next(module.parameters()).device
     learnt = [p for p in module.parameters() if p.requires_grad]
     bf16 = torch.autocast(device.type, torch.bfloat16) if device.type == "cuda" else nullcontext()
+    if compiled:
+        compile_layers(module)
     seen: list[Tensor] = []
     module.train()
     for batch in batches:
@@ -67,6 +70,12 @@ def train_steps(
             progress.losses.append((progress.step, mean[0], mean[1]))
             seen = []
             yield progress
+
+
+def compile_layers(module: nn.Module) -> None:
+    """Layer by layer: all share what is compiled for one, and the loss, whose size changes, stays out of it."""
+    for layer in next(part for part in module.modules() if isinstance(part, nn.ModuleList)):
+        layer.compile(dynamic=False)
 
 
 def opened(recipe: Recipe, step: int) -> float:
