@@ -10,11 +10,8 @@ from random import Random
 import pytest
 
 from floatscope.adapt.material import Given
-from floatscope.adapt.recipe import Recipe
 from floatscope.models.random import write_random
 from floatscope.twins.world import World, reading
-
-RECIPE = Recipe(rank=4, steps=12, tokens=1024, length=128, lengths=(256, 512), warmup=2, peak=3e-3)
 
 
 @dataclass(frozen=True)

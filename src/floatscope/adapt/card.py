@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from floatscope.adapt.lessons import SHARES
+from floatscope.models.fetched import BASES
 from floatscope.trace.atomic import write_atomic
 from floatscope.training.card import CARD, PICTURE, picture, table
 from floatscope.training.record import read_json
@@ -67,6 +68,10 @@ def _data(training: dict[str, Any]) -> str:
     ]
     licence = f"Licence: {training['licence']}." if training["licence"] else "Their licence was not given."
     shares = ", ".join(f"{100 * share:.0f} % {name}" for name, share in _shares(made).items())
+    told = f"{made['tokens']:,} tokens of text, {made['questions']:,} questions with their right passages."
+    if made["left_out"]:
+        told += f" {made['left_out']:,} more were left out: a file that is held apart has the question or its passage."
+    told += f" Of the lessons {shares}."
     return f"""
 ## Data and licences
 
@@ -74,10 +79,10 @@ def _data(training: dict[str, Any]) -> str:
 
 {table(("", "", "file", "sha256"), files)}
 
-{made["tokens"]:,} tokens of text, {made["questions"]:,} questions with their right passages; {made["left_out"]:,} more
-were left out, since a file that is held apart has the question or its passage. Of the lessons {shares}.
+{told}
+
 Gaps are sentences of the text with a name or a number taken out, asked of the paragraph they stand in; worlds are
-invented by floatscope."""
+invented by floatscope. In half of the questions another answer is put into the passages, so that it must be read."""
 
 
 def _shares(made: dict[str, Any]) -> dict[str, float]:
@@ -139,13 +144,14 @@ def _percent(row: dict[str, Any]) -> str:
 
 
 def _loading(training: dict[str, Any]) -> str:
+    known = [f"{name}:arm" for name, base in BASES.items() if base.sha256 == training["base_sha256"]]
     return f"""
 ## Loading it
 
 ```python
 import floatscope as fs
 
-model = fs.load("{training["base_name"]}+adapter")  # the base's path, a plus, this folder
+model = fs.load("{known[0] if known else training["base_name"]}+adapter")  # the base, a plus, this folder
 fs.decode(model, "What floats?", new_tokens=16).text
 ```"""
 

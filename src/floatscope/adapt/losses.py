@@ -18,6 +18,7 @@ from floatscope.twins.train import LEAST_TIME
 
 WHOLE = 0.6  # how often all of an answer is masked, as it is when decoding begins
 TAIL_WEIGHT = 0.1  # of the ends of text behind an answer
+UNASKED = -100
 
 Forward = Callable[[Tensor, Tensor | None], Tensor]
 """(tokens, which of them are valid) → logits."""
@@ -30,8 +31,8 @@ def diffusion_loss(
     rows, length = tokens.shape
     t = torch.rand(rows, 1, device=tokens.device, generator=draw) * (1 - LEAST_TIME) + LEAST_TIME
     masked = torch.rand(rows, length, device=tokens.device, generator=draw) < t
-    each, where = _each(forward(torch.where(masked, mask_id, tokens), None), tokens, masked)
-    return (each / t.expand_as(masked)[:, 1:][where]).sum() / (rows * (length - 1))
+    each = _each(forward(torch.where(masked, mask_id, tokens), None), tokens, masked)
+    return (each / t).sum() / each.numel()
 
 
 def answer_loss(
@@ -43,9 +44,9 @@ def answer_loss(
 ) -> Float[Tensor, ""]:
     """Answers are masked whole, or in part as they are on the way; only they are asked for."""
     masked = _asked(roles, draw)
-    each, where = _each(forward(torch.where(masked, mask_id, tokens), roles != PAD), tokens, masked)
-    role = roles[:, 1:][where]
-    return _mean(each, role == ANSWER) + TAIL_WEIGHT * _mean(each, role == TAIL)
+    each = _each(forward(torch.where(masked, mask_id, tokens), roles != PAD), tokens, masked)
+    masked, roles = masked[:, 1:], roles[:, 1:]
+    return _mean(each, masked & (roles == ANSWER)) + TAIL_WEIGHT * _mean(each, masked & (roles == TAIL))
 
 
 def _asked(roles: Int[Tensor, "row position"], draw: torch.Generator) -> Bool[Tensor, "row position"]:
@@ -61,11 +62,14 @@ def _each(
     logits: Float[Tensor, "row position token"],
     tokens: Int[Tensor, "row position"],
     masked: Bool[Tensor, "row position"],
-) -> tuple[Float[Tensor, "*mask"], Bool[Tensor, "row decided"]]:
-    """The loss of every mask but one in the first place, which no row decides; and where they are."""
-    where = masked[:, 1:]
-    return F.cross_entropy(logits[:, :-1][where].float(), tokens[:, 1:][where], reduction="none"), where
+) -> Float[Tensor, "row decided"]:
+    """The loss at every mask, 0 elsewhere; one in the first place counts nothing, for no row decides it."""
+    wanted = torch.where(masked, tokens, UNASKED)[:, 1:]
+    each = F.cross_entropy(
+        logits[:, :-1].flatten(0, 1).float(), wanted.flatten(), reduction="none", ignore_index=UNASKED
+    )
+    return each.view_as(wanted)
 
 
-def _mean(each: Float[Tensor, "*mask"], chosen: Bool[Tensor, "*mask"]) -> Float[Tensor, ""]:
+def _mean(each: Float[Tensor, "row decided"], chosen: Bool[Tensor, "row decided"]) -> Float[Tensor, ""]:
     return (each * chosen).sum() / chosen.sum().clamp_min(1)

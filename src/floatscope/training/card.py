@@ -27,7 +27,10 @@ def picture(training: dict[str, Any]) -> bytes:
             label, (steps[-1], curve[-1]), (5, 0), textcoords="offset points", color=colour, va="center", fontsize=10
         )
     axes.set(xlabel="step", ylabel="loss (nats)", yscale="log", title=f"{training['kind']}: losses while training")
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+    plain = FuncFormatter(lambda y, _: f"{y:g}")
+    axes.yaxis.set_major_formatter(plain)
+    if max(map(max, curves)) < 10 * min(map(min, curves)):  # within a decade the axis labels its minor ticks
+        axes.yaxis.set_minor_formatter(plain)
     axes.set_xlim(0, steps[-1] * 1.13)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(color="#e5e5e5", lw=0.6)

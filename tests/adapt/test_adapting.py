@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import floatscope as fs
-from conftest import RECIPE
 from floatscope.adapt import legs, lessons, train
 from floatscope.adapt.card import card
 from floatscope.adapt.held import apart
 from floatscope.adapt.material import Given, prepare
+from floatscope.adapt.recipe import Recipe
 from floatscope.cli.main import app
 from floatscope.errors import UserError
 from floatscope.models import load
@@ -27,6 +27,7 @@ from floatscope.tasks.read import read_samples
 from floatscope.training.checkpoint import PIECE
 
 BASE = "twin:arm"
+RECIPE = Recipe(rank=4, steps=12, tokens=1024, length=128, lengths=(256, 512), warmup=2, peak=3e-3)
 
 
 def adapted(folder, small, recipe=RECIPE, minutes=5.0, base=BASE, **how):

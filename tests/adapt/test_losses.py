@@ -1,0 +1,90 @@
+"""The losses against sums written out mask by mask."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from floatscope.adapt.lessons import ANSWER, PAD, PROMPT, TAIL
+from floatscope.adapt.losses import TAIL_WEIGHT, answer_loss, diffusion_loss
+from floatscope.twins.train import LEAST_TIME
+
+MASK, WORDS = 11, 12
+
+
+class Network:
+    """Logits that depend on everything it is shown; it keeps what that was."""
+
+    def __init__(self, seed: int) -> None:
+        self.table = torch.randn(WORDS, WORDS, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+    def __call__(self, tokens, valid):
+        self.shown, self.valid = tokens, valid
+        return self.table[tokens] + self.table[tokens].mean(1, keepdim=True)
+
+
+def nats(network, row: int, position: int, token: int) -> float:
+    """−log p of a token by the row before it."""
+    logits = network(network.shown, network.valid)[row, position - 1].tolist()
+    return math.log(sum(math.exp(x) for x in logits)) - logits[token]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_diffusion_loss_is_a_sum_over_masks_weighted_by_1_over_t(seed):
+    tokens = torch.randint(0, MASK, (5, 9), generator=torch.Generator().manual_seed(seed))
+    network = Network(seed)
+    loss = diffusion_loss(network, tokens, torch.Generator().manual_seed(seed), MASK)
+    draw = torch.Generator().manual_seed(seed)
+    t = (torch.rand(5, 1, generator=draw) * (1 - LEAST_TIME) + LEAST_TIME).flatten().tolist()
+    total = sum(
+        nats(network, row, position, int(tokens[row, position])) / t[row]
+        for row in range(5)
+        for position in range(1, 9)
+        if network.shown[row, position] == MASK
+    )
+    assert float(loss) == pytest.approx(total / (5 * 8), rel=1e-5)
+    assert network.valid is None
+    assert (network.shown == MASK).any()
+    kept = network.shown != MASK
+    assert torch.equal(network.shown[kept], tokens[kept])
+
+
+def test_as_many_are_masked_as_t_says():
+    tokens = torch.zeros(4000, 50, dtype=torch.long)
+    network = Network(0)
+    diffusion_loss(network, tokens, torch.Generator().manual_seed(0), MASK)
+    t = torch.rand(4000, 1, generator=torch.Generator().manual_seed(0)) * (1 - LEAST_TIME) + LEAST_TIME
+    share = (network.shown == MASK).double().mean(1, keepdim=True)
+    assert float((share - t).mean().abs()) < 0.005
+    assert float(((share - t) ** 2).mean()) == pytest.approx(float((t * (1 - t)).mean()) / 50, rel=0.1)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_answer_loss_is_the_mean_of_answers_and_a_tenth_of_the_ends(seed):
+    draw = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(0, MASK, (6, 12), generator=draw)
+    roles = torch.full((6, 12), PROMPT)
+    roles[:, 6:8], roles[:, 8:10], roles[:, 10:] = ANSWER, TAIL, PAD
+    network = Network(seed)
+    loss = answer_loss(network, tokens, roles, draw, MASK)
+    masked = network.shown == MASK
+    assert not masked[roles == PROMPT].any()
+    assert not masked[roles == PAD].any()
+    assert torch.equal(network.valid, roles != PAD)
+    parts = {}
+    for role in (ANSWER, TAIL):
+        where = (masked & (roles == role)).nonzero().tolist()
+        each = [nats(network, row, position, int(tokens[row, position])) for row, position in where]
+        parts[role] = sum(each) / max(1, len(each))
+    assert float(loss) == pytest.approx(parts[ANSWER] + TAIL_WEIGHT * parts[TAIL], rel=1e-5)
+
+
+def test_answers_are_mostly_masked_whole():
+    roles = torch.full((2000, 10), PROMPT)
+    roles[:, 4:] = ANSWER
+    network = Network(0)
+    answer_loss(network, torch.zeros(2000, 10, dtype=torch.long), roles, torch.Generator().manual_seed(0), MASK)
+    whole = (network.shown[:, 4:] == MASK).all(1).double().mean()
+    assert 0.6 < float(whole) < 0.8
