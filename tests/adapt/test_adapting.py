@@ -158,6 +158,30 @@ def test_annealing_trains(begun, small):
     assert (begun / "adapter" / "README.md").read_text().count("opened over 2 steps") == 1
 
 
+def test_a_control_learns_the_next_token_and_stays_autoregressive(begun, small, monkeypatch):
+    monkeypatch.setattr(train, "EVERY", 4)
+    adapted(begun, small, replace(RECIPE, control=True))
+    model = load(f"{BASE}+{begun / 'adapter'}")
+    assert (model.spec.family, model.spec.mask_id, model.spec.cache) == ("arm", None, True)
+    assert fs.decode(model, "Question: Where?\nAnswer:", new_tokens=4).tokens.shape[0] == 1
+    curve = json.loads((begun / "adapter" / "training.json").read_text())["losses"]
+    assert curve[-1][1] < curve[0][1]
+    text = (begun / "adapter" / "README.md").read_text()
+    assert text.startswith("# A control of twin:arm")
+    assert "causal mask | kept" in text
+    assert not load_file(begun / "adapter" / "adapter.safetensors").keys() & {"mask_embedding"}
+
+
+def test_a_control_looks_back_only():
+    model = load(BASE)
+    tokens = torch.randint(0, 4000, (2, 10), generator=torch.Generator().manual_seed(0))
+    other = tokens.clone()
+    other[:, -1] = 17
+    forward = train._forward(model.module, 1.0, torch.Generator(), causal=True)
+    with torch.inference_mode():
+        assert torch.equal(forward(tokens, None)[:, :-1], forward(other, None)[:, :-1])
+
+
 def test_a_held_file_is_refused_by_what_is_in_it(tmp_path, small):
     import gzip
 
@@ -196,6 +220,7 @@ def test_mistakes_are_one_sentence_and_status_2(tmp_path, small, base):
         (BASE, *text, *out, "--mask", "<nothing>"): "<nothing> is no token of twin:arm",
         (BASE, *text, *out, "--rank", "-1"): "the rank is a number from 1 on",
         (BASE, *text, *out, "--steps", "10", "--anneal", "20"): "the mask is opened over 0 to 10 steps, got 20",
+        (BASE, *text, *out, "--control", "--anneal", "5"): "a control keeps its causal mask; leave --anneal out",
         (BASE, "--text", tmp_path / "none.txt", *out): "cannot read",
         (BASE, *text, "--data", tmp_path / "none.jsonl", *out): "cannot read",
     }.items():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from floatscope.adapt.lessons import ANSWER, PAD, PROMPT, TAIL
-from floatscope.adapt.losses import TAIL_WEIGHT, answer_loss, diffusion_loss
+from floatscope.adapt.losses import TAIL_WEIGHT, answer_loss, diffusion_loss, next_answer_loss, next_token_loss
 from floatscope.twins.train import LEAST_TIME
 
 MASK, WORDS = 11, 12
@@ -88,3 +88,20 @@ def test_answers_are_mostly_masked_whole():
     answer_loss(network, torch.zeros(2000, 10, dtype=torch.long), roles, torch.Generator().manual_seed(0), MASK)
     whole = (network.shown[:, 4:] == MASK).all(1).double().mean()
     assert 0.6 < float(whole) < 0.8
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_the_losses_of_a_control_are_those_of_next_tokens(seed):
+    draw = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(0, MASK, (4, 12), generator=draw)
+    roles = torch.full((4, 12), PROMPT)
+    roles[:, 6:8], roles[:, 8:10], roles[:, 10:] = ANSWER, TAIL, PAD
+    network = Network(seed)
+    loss = next_token_loss(network, tokens)
+    each = [[nats(network, row, p, int(tokens[row, p])) for p in range(1, 12)] for row in range(4)]
+    assert float(loss) == pytest.approx(sum(map(sum, each)) / 44, rel=1e-5)
+    loss = next_answer_loss(network, tokens, roles)
+    assert torch.equal(network.shown, tokens)
+    assert torch.equal(network.valid, roles != PAD)
+    answers, ends = (sum(sum(row[a - 1 : b - 1]) for row in each) / 8 for a, b in ((6, 8), (8, 10)))
+    assert float(loss) == pytest.approx(answers + TAIL_WEIGHT * ends, rel=1e-5)

@@ -15,6 +15,22 @@ from floatscope.training.card import CARD, PICTURE, picture, table
 from floatscope.training.record import read_json
 from floatscope.training.writing import writing
 
+LOSSES = {
+    False: "*Text* is the diffusion loss, each mask weighted by 1/t. *Answers* is the loss of masked answers, plus a"
+    " tenth of that of the ends behind them.",
+    True: "*Text* is the loss of every next token. *Answers* is that of the answers, plus a tenth of that of the ends"
+    " behind them.",
+}
+SIBLING = (
+    "A diffusion sibling",
+    "An adapter: with it the base, an autoregressive model, is a masked diffusion model. It fills masks and looks both"
+    " ways.",
+)
+CONTROL = (
+    "A control",
+    "An adapter: the base went on as the autoregressive model it is, from the same rows as a diffusion sibling, so that"
+    " the two differ in nothing else.",
+)
 SHOWN = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)  # parts of the training whose losses are in the table
 
 
@@ -39,19 +55,20 @@ def _what(training: dict[str, Any]) -> str:
     recipe = training["recipe"]
     how = f"rank {recipe['rank']} on every projection" if recipe["rank"] else "all weights"
     mask = training["mask_token"] or "a new row"
+    control = training["mask_id"] is None
     rows = {
         "base": f"{training['base_name']}, sha256 `{training['base_sha256']}`",
-        "learnt": f"{how}, and the embedding of the mask: {training['parameters']:,} parameters",
-        "mask": f"token {training['mask_id']}, `{mask}`",
-        "attention": "both ways",
+        "learnt": f"{how}{'' if control else ', and the embedding of the mask'}: {training['parameters']:,} parameters",
+        **({} if control else {"mask": f"token {training['mask_id']}, `{mask}`"}),
+        "attention": "causal" if control else "both ways",
         "row p decides position": "p + 1, as in the base",
         "weights": f"bf16, sha256 `{training['weights']}`",
     }
+    title, does = CONTROL if control else SIBLING
     return f"""
-# A diffusion sibling of {training["base_name"]}
+# {title} of {training["base_name"]}
 
-An adapter: with it the base, an autoregressive model, is a masked diffusion model. It fills masks and looks both ways.
-The weights of the base are not in it.
+{does} The weights of the base are not in it.
 
 {table(("", ""), rows.items())}"""
 
@@ -95,6 +112,7 @@ def _shares(made: dict[str, Any]) -> dict[str, float]:
 def _training(training: dict[str, Any]) -> str:
     recipe, curve = training["recipe"], training["losses"]
     mask = f"opened over {recipe['anneal']:,} steps" if recipe["anneal"] else "removed at once"
+    mask = "kept" if training["mask_id"] is None else mask
     facts = {
         "steps": f"{training['steps']:,}, each {recipe['tokens']:,} tokens of text and as many of questions",
         "tokens seen": f"{training['tokens']:,}",
@@ -121,8 +139,7 @@ The same command is given until it is done; it goes on where it stopped.
 
 ![Loss of the text and of the answers by step]({PICTURE})
 
-*Text* is the diffusion loss, each mask weighted by 1/t. *Answers* is the loss of masked answers, plus a tenth of
-that of the ends behind them. Each number is the mean of the steps since the one before in `training.json`.
+{LOSSES[training["mask_id"] is None]} Each number is the mean of the steps since the one before in `training.json`.
 
 {table(("step", "text", "answers"), rows, right=3)}"""
 

@@ -87,7 +87,7 @@ def leg(
         model = load(base, device=place, dtype=torch.float32)
         if model.spec.family != "arm":
             raise UserError(f"{base} is no autoregressive model; an adaptation begins with one")
-        mask_id, recipe = choose_mask(model, mask), fitted(recipe, model)
+        mask_id, recipe = None if recipe.control else choose_mask(model, mask), fitted(recipe, model)
         material = prepare(folder / "material", model, given)
         yield from _train(now, base, model, mask_id, recipe, material)
     else:
@@ -102,7 +102,7 @@ def finish(done: Path, base: str, material: Path, place: torch.device) -> None:
     if not (done / SCORES).is_file():
         ids, adapter = Material(material, {}).ids("held"), read_adapter(done)
         scores: dict[str, object] = {"adapter": digest(done / TENSORS)}
-        if len(ids):
+        if len(ids) and adapter.mask_id is not None:
             scores["masked"] = masked_accuracy(load(joined(base, done), device=place), ids)
             plain = load(base, device=place)
             if adapter.mask_id < plain.vocabulary:  # a new row means nothing to the base
@@ -128,7 +128,9 @@ def fitted(recipe: Recipe, model: Model) -> Recipe:
     return replace(recipe, length=min(recipe.length, most), lengths=lengths)
 
 
-def _train(now: Leg, base: str, model: Model, mask_id: int, recipe: Recipe, material: Material) -> Iterator[Told]:
+def _train(
+    now: Leg, base: str, model: Model, mask_id: int | None, recipe: Recipe, material: Material
+) -> Iterator[Told]:
     module, steps = model.module, now.folder / "steps"
     if mask_id == model.vocabulary:
         with_new_row(module)
@@ -160,7 +162,7 @@ def _train(now: Leg, base: str, model: Model, mask_id: int, recipe: Recipe, mate
 
 
 def _write(
-    now: Leg, base: str, model: Model, mask_id: int, recipe: Recipe, material: Material, progress: Progress
+    now: Leg, base: str, model: Model, mask_id: int | None, recipe: Recipe, material: Material, progress: Progress
 ) -> None:
     """The adapter in bf16, with training.json, put in place when it is whole."""
     token = None if model.text is None else model.text.name_of(mask_id)

@@ -2,6 +2,8 @@
 
 text = diffusion_loss(forward, tokens, draw, mask_id)                 # masks anywhere, weighted by 1/t
 answers = answer_loss(forward, tokens, roles, draw, mask_id)          # masks in what follows a question
+
+and those of a control, which learns the next token from the same rows: `next_token_loss`, `next_answer_loss`.
 """
 
 from __future__ import annotations
@@ -49,6 +51,19 @@ def answer_loss(
     return _mean(each, masked & (roles == ANSWER)) + TAIL_WEIGHT * _mean(each, masked & (roles == TAIL))
 
 
+def next_token_loss(forward: Forward, tokens: Int[Tensor, "row position"]) -> Float[Tensor, ""]:
+    return _each(forward(tokens, None), tokens, torch.ones_like(tokens, dtype=torch.bool)).mean()
+
+
+def next_answer_loss(
+    forward: Forward, tokens: Int[Tensor, "row position"], roles: Int[Tensor, "row position"]
+) -> Float[Tensor, ""]:
+    """Of the same tokens as `answer_loss`, each after those before it."""
+    asked = (roles == ANSWER) | (roles == TAIL)
+    each, roles = _each(forward(tokens, roles != PAD), tokens, asked), roles[:, 1:]
+    return _mean(each, roles == ANSWER) + TAIL_WEIGHT * _mean(each, roles == TAIL)
+
+
 def _asked(roles: Int[Tensor, "row position"], draw: torch.Generator) -> Bool[Tensor, "row position"]:
     rows, length = roles.shape
     inside = (roles == ANSWER) | (roles == TAIL)
@@ -61,10 +76,10 @@ def _asked(roles: Int[Tensor, "row position"], draw: torch.Generator) -> Bool[Te
 def _each(
     logits: Float[Tensor, "row position token"],
     tokens: Int[Tensor, "row position"],
-    masked: Bool[Tensor, "row position"],
+    asked: Bool[Tensor, "row position"],
 ) -> Float[Tensor, "row decided"]:
-    """The loss at every mask, 0 elsewhere; one in the first place counts nothing, for no row decides it."""
-    wanted = torch.where(masked, tokens, UNASKED)[:, 1:]
+    """The loss at every token asked for, 0 elsewhere; the first counts nothing, for no row decides it."""
+    wanted = torch.where(asked, tokens, UNASKED)[:, 1:]
     each = F.cross_entropy(
         logits[:, :-1].flatten(0, 1).float(), wanted.flatten(), reduction="none", ignore_index=UNASKED
     )

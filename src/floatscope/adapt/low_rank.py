@@ -63,12 +63,13 @@ class TiedHead(nn.Module):
         return F.linear(x, torch.where(is_mask[:, None], self.embedding.row.detach(), weight))
 
 
-def learn(module: Any, mask_id: int, rank: int | None, seed: int = 0) -> None:
-    """Make `module` one that learns; `rank` None: all its weights."""
+def learn(module: Any, mask_id: int | None, rank: int | None, seed: int = 0) -> None:
+    """Make `module` one that learns; `rank` None: all its weights; `mask_id` None: no mask."""
     embedding, head = module.get_input_embeddings(), module.get_output_embeddings()
     if rank is None:
-        with torch.no_grad():
-            embedding.weight[mask_id] = embedding.weight.mean(0)
+        if mask_id is not None:
+            with torch.no_grad():
+                embedding.weight[mask_id] = embedding.weight.mean(0)
         module.requires_grad_(True)
         return
     module.requires_grad_(False)
@@ -78,6 +79,8 @@ def learn(module: Any, mask_id: int, rank: int | None, seed: int = 0) -> None:
         raise UserError(f"{type(module).__name__} has no projections to adapt; give --rank 0 to learn all its weights")
     for name, part in found:
         module.set_submodule(name, LowRank(part, rank, draw))
+    if mask_id is None:
+        return
     own = MaskEmbedding(embedding, mask_id)
     module.set_input_embeddings(own)
     if head is not None and head.weight is embedding.weight:

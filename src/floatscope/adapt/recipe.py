@@ -17,6 +17,7 @@ class Recipe:
     lengths: tuple[int, ...] = (256, 512, 1024)  # of a row with a question
     warmup: int = 100
     peak: float = 1e-3
+    control: bool = False  # the base goes on as it is, from the same rows: the next token, the causal mask kept
     anneal: int = 0  # steps until every token sees all those after it; 0: from the first on
     seed: int = 0
 
@@ -25,6 +26,8 @@ class Recipe:
             raise UserError(f"the rank is a number from 1 on, or 0 for whole weights, got {self.rank}")
         if self.steps < 1:
             raise UserError(f"there must be at least one step, got {self.steps}")
+        if self.control and self.anneal:
+            raise UserError("a control keeps its causal mask; leave --anneal out")
         if not 0 <= self.anneal <= self.steps:
             raise UserError(f"the mask is opened over 0 to {self.steps} steps, got {self.anneal}")
 

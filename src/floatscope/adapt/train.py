@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from floatscope.adapt.lessons import Batch
-from floatscope.adapt.losses import Forward, answer_loss, diffusion_loss
+from floatscope.adapt.losses import Forward, answer_loss, diffusion_loss, next_answer_loss, next_token_loss
 from floatscope.adapt.recipe import Recipe
 from floatscope.training.progress import Progress, rate
 
@@ -32,13 +32,15 @@ def train_steps(
     module: nn.Module,
     optimizer: torch.optim.Optimizer,
     recipe: Recipe,
-    mask_id: int,
+    mask_id: int | None,
     batches: Iterator[Batch],
     progress: Progress,
     over: Callable[[], bool],
     compiled: bool = False,
 ) -> Iterator[Progress]:
-    """Until the time is over or all steps are done; yields every few steps and at the last."""
+    """Until the time is over or all steps are done; yields every few steps and at the last.
+
+    Without a mask the next token is learnt."""
     device = next(module.parameters()).device
     learnt = [p for p in module.parameters() if p.requires_grad]
     bf16 = torch.autocast(device.type, torch.bfloat16) if device.type == "cuda" else nullcontext()
@@ -53,12 +55,12 @@ def train_steps(
         text, tokens, roles = (_to(device, part) for part in (batch.text, batch.tokens, batch.roles))
         for group in optimizer.param_groups:
             group["lr"] = rate(recipe, progress.step)
-        forward = _forward(module, opened(recipe, progress.step), draw)
+        forward = _forward(module, opened(recipe, progress.step), draw, causal=mask_id is None)
         with bf16:
-            of_text = diffusion_loss(forward, text, draw, mask_id)
+            of_text = _text_loss(forward, text, draw, mask_id)
         of_text.backward()
         with bf16:
-            of_answers = answer_loss(forward, tokens, roles, draw, mask_id)
+            of_answers = _answer_loss(forward, tokens, roles, draw, mask_id)
         of_answers.backward()
         nn.utils.clip_grad_norm_(learnt, 1.0)
         optimizer.step()
@@ -72,6 +74,16 @@ def train_steps(
             yield progress
 
 
+def _text_loss(forward: Forward, text: Tensor, draw: torch.Generator, mask_id: int | None) -> Tensor:
+    return next_token_loss(forward, text) if mask_id is None else diffusion_loss(forward, text, draw, mask_id)
+
+
+def _answer_loss(forward: Forward, tokens: Tensor, roles: Tensor, draw: torch.Generator, mask_id: int | None) -> Tensor:
+    if mask_id is None:
+        return next_answer_loss(forward, tokens, roles)
+    return answer_loss(forward, tokens, roles, draw, mask_id)
+
+
 def compile_layers(module: nn.Module) -> None:
     """Layer by layer: all share what is compiled for one, and the loss, whose size changes, stays out of it."""
     for layer in next(part for part in module.modules() if isinstance(part, nn.ModuleList)):
@@ -83,7 +95,7 @@ def opened(recipe: Recipe, step: int) -> float:
     return 1.0 if step >= recipe.anneal else (step + 1) / recipe.anneal
 
 
-def _forward(module: Any, share: float, draw: torch.Generator) -> Forward:
+def _forward(module: Any, share: float, draw: torch.Generator, causal: bool = False) -> Forward:
     def forward(tokens: Tensor, valid: Tensor | None) -> Tensor:
         length = tokens.shape[1]
         mask = None if valid is None else valid.long()
@@ -96,7 +108,7 @@ def _forward(module: Any, share: float, draw: torch.Generator) -> Forward:
                 if valid is None
                 else mask & (valid[:, None, None] | torch.eye(length, device=tokens.device).bool())
             )
-        logits: Tensor = module(input_ids=tokens, attention_mask=mask, is_causal=False, use_cache=False).logits
+        logits: Tensor = module(input_ids=tokens, attention_mask=mask, is_causal=causal, use_cache=False).logits
         return logits
 
     return forward

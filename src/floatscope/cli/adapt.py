@@ -26,6 +26,9 @@ def adapt(
     tokens: Annotated[int, typer.Option(help="Of text in a step, and as many of questions.")] = 16384,
     peak: Annotated[float, typer.Option(help="Highest learning rate.")] = 1e-3,
     anneal: Annotated[int, typer.Option(help="Steps over which the causal mask is opened; 0: at once.")] = 0,
+    control: Annotated[
+        bool, typer.Option("--control", help="Learn the next token from the same rows: an autoregressive control.")
+    ] = False,
     mask: Annotated[str | None, typer.Option(help="The mask: a token, its id, or new. Default: a free one.")] = None,
     seed: Annotated[int, typer.Option(help="Of whatever is drawn.")] = 0,
     workers: Annotated[int, typer.Option(min=0, help="Processes that make rows ahead.")] = 4,
@@ -45,7 +48,7 @@ def adapt(
     from floatscope.adapt.recipe import Recipe
 
     console = Console(highlight=False, soft_wrap=True)
-    recipe = Recipe(rank=rank, steps=steps, tokens=tokens, peak=peak, anneal=anneal, seed=seed)
+    recipe = Recipe(rank=rank, steps=steps, tokens=tokens, peak=peak, anneal=anneal, control=control, seed=seed)
     given = Given(text, data, held_text, held_data)
     columns = TextColumn("[bold]{task.description:<9}[/]"), BarColumn(), TextColumn("{task.fields[said]}")
     command = shlex.join(["floatscope", *sys.argv[1:]])

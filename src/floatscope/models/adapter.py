@@ -30,7 +30,7 @@ ABOUT, TENSORS = "adapter.json", "adapter.safetensors"
 KEPT: dict[str, Any] = {  # what adapter.json says
     "base_name": str,
     "base_sha256": str,
-    "mask_id": int,
+    "mask_id": int | None,
     "mask_token": str | None,
     "rank": int | None,
 }
@@ -44,7 +44,7 @@ class Adapter:
 
     base_name: str
     base_sha256: str
-    mask_id: int  # the first id the base does not have: a new row
+    mask_id: int | None  # the first id the base does not have: a new row; None: it stays autoregressive
     mask_token: str | None
     rank: int | None  # None: whole weights
     tensors: Mapping[str, Tensor] = field(repr=False)
@@ -118,18 +118,20 @@ def adapt_model(model: Model, adapter: Adapter) -> Model:
 
 
 def adapted(spec: ModelSpec, adapter: Adapter) -> ModelSpec:
-    """What is known of the base, as that of a masked diffusion model whose rows decide the next position."""
+    """What is known of the base, as that of a masked diffusion model whose rows decide the next position.
+
+    Without a mask it stays autoregressive."""
     if spec.family != "arm":
         raise UserError(f"{spec.name} is no autoregressive model, and adapters are made from those")
     both = None if spec.weights is None else hashlib.sha256(f"{spec.weights} {adapter.weights}".encode()).hexdigest()
-    name, mask = f"{spec.name}+{adapter.name}", adapter.mask_id
-    return replace(spec, name=name, family="mdm", mask_id=mask, shift=True, layout="adapted", weights=both)
+    spec = replace(spec, name=f"{spec.name}+{adapter.name}", layout="adapted", weights=both)
+    return spec if adapter.mask_id is None else replace(spec, family="mdm", mask_id=adapter.mask_id, shift=True)
 
 
 def merge(module: Any, adapter: Adapter) -> None:
     """In place; a sum is made in float32 and rounded once. A module on the meta device gets its shapes checked."""
     rows = module.get_input_embeddings().num_embeddings
-    if not 0 <= adapter.mask_id <= rows:
+    if adapter.mask_id is not None and not 0 <= adapter.mask_id <= rows:
         raise UserError(
             f"its adapter's mask id {adapter.mask_id} is none of the token ids 0 … {rows - 1}, nor the next"
         )
@@ -143,7 +145,7 @@ def merge(module: Any, adapter: Adapter) -> None:
     for name in sorted(made):
         _check_shapes(name, weights[name], adapter)
         _put(weights[name], _changed(weights[name], name, adapter))
-    if MASK in adapter.tensors:
+    if MASK in adapter.tensors and adapter.mask_id is not None:
         _put(weights[embedding][adapter.mask_id], adapter.tensors[MASK])
 
 
