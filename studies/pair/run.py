@@ -2,6 +2,7 @@
 
     python studies/pair/run.py --arm smollm2:arm --mdm smollm2:mdm --data qa --out runs/pair --dtype bf16
     python studies/pair/run.py … --part scores --limit 50 --batch 64        # one part, fewer questions
+    python studies/pair/run.py --arm smollm2:arm+control/adapter --base smollm2:arm …     # an ARM that learnt the same
     python studies/pair/page.py --out runs/pair --page docs/pair.md         # the page, from the folders alone
 
 `qa` holds nq.jsonl and xquad.jsonl, each question with its one gold passage. A folder that is finished is not asked
@@ -53,6 +54,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arm", required=True)
     parser.add_argument("--mdm", required=True)
+    parser.add_argument("--base", help="what both were made from; asked for its scores alone")
     parser.add_argument("--data", type=Path, required=True, help="the folder of nq.jsonl and xquad.jsonl")
     parser.add_argument("--out", type=Path, default=Path("runs/pair"))
     parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS))
@@ -61,11 +63,13 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--dtype")
     args = parser.parse_args(given)
     HOW["batch"] = args.batch
-    models = {who: fs.load(name, dtype=args.dtype) for who, name in (("arm", args.arm), ("mdm", args.mdm))}
+    named = {"arm": args.arm, "mdm": args.mdm} | ({"base": args.base} if args.base else {})
+    models = {who: fs.load(name, dtype=args.dtype) for who, name in named.items()}
     data = {name: among(read_samples(args.data / f"{name}.jsonl")) for name in ("nq", "xquad")}
     for part in args.part:
         began = time.monotonic()
-        for folder, fill in PARTS[part](models, data, args.out / part, args.limit):
+        able = models if part == "scores" else {who: model for who, model in models.items() if who != "base"}
+        for folder, fill in PARTS[part](able, data, args.out / part, args.limit):
             _timed(folder, fill)
         print(f"{part}: {time.monotonic() - began:.1f} s", flush=True)
 
