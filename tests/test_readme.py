@@ -13,7 +13,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = ["README.md", "docs/architecture.md", "docs/methods.md", "docs/models.md", "docs/trace.md"]
 DOCUMENTS += ["docs/analysis.md", "docs/twins.md", "docs/tasks.md", "docs/interventions.md", "docs/studies.md"]
-STORIES = ["docs/tasks.md", "docs/interventions.md", "docs/studies.md"]
+DOCUMENTS += ["docs/adapt.md"]
+STORIES = ["docs/tasks.md", "docs/interventions.md", "docs/studies.md", "docs/adapt.md"]
 """Whose blocks build on each other: Python, commands, and files by the name in their first line."""
 
 

@@ -17,11 +17,11 @@ sys.path.append(str(Path(__file__).parent.parent))
 
 import pandas as pd
 from figures import drawn
-from paper import CLAIMS, WHO, mean_of
+from paper import ANSWERS, CLAIMS, WHO, mean_of
 from runs import finished, machines, swept, tried
 from shown import markdown, points, rows
 from tables import CONTROL, read_table
-from verdict import Stat, Told, of_means, verdict
+from verdict import HOLDS, Stat, Told, of_means, verdict
 
 import floatscope as fs
 from floatscope.analysis.floating import THIRDS
@@ -106,12 +106,10 @@ def adapter(folder: Path | None) -> Iterator[str]:
         yield "## The adapter\n"
     numbers = {name: each for name, each in told.get("training", {}).items() if type(each) in (int, float)}
     if numbers:
-        yield markdown(
-            [["training", ""], *([name.replace("_", " "), f"{each:,.6g}"] for name, each in numbers.items())]
-        )
+        yield markdown([["training", ""], *([name.replace("_", " "), f"{each:,}"] for name, each in numbers.items())])
     if "scores" in told:
         base = {row["ratio"]: row for row in told["scores"].get("masked_base", [])}
-        lines = [["masked", "adapted", "before", "tokens"]]
+        lines = [["masked", "adapted", "before", "rows of text"]]
         for row in told["scores"]["masked"]:
             lines.append([f"{row['ratio']:.0%}", _share(row), _share(base.get(row["ratio"])), str(row["n"])])
         yield "Masked-token accuracy by mask ratio on held-out text, in percent. *Before* is the base model, opened"
@@ -147,6 +145,7 @@ where questions are few. *Untrained* is the MDM's architecture with fresh weight
 
 
 def claims(out: Path) -> Iterator[str]:
+    unlike = lessons(*(settings(out, who) for who in WHO)) == UNLIKE
     lines = [["claim", "measured as", "ARM", "MDM", "untrained", "tested", "is", "verdict"]]
     for claim in CLAIMS:
         try:
@@ -158,6 +157,8 @@ def claims(out: Path) -> Iterator[str]:
         plain = [f"{claim.scale * mean:.{_digits(claim.scale, mean)}f}" for mean in means] + [""] * (3 - len(means))
         apart = of_means(table, claim.apart)
         said = verdict(apart, claim.margin, claim.blocked(table.mean()))
+        if unlike and claim in ANSWERS and said.startswith(HOLDS):
+            said += ", and the lessons may be why"
         lines.append([claim.says, claim.measured, *plain, claim.tested, _interval(apart, claim.scale), f"**{said}**"])
     yield RULES
     yield markdown(lines)
@@ -264,9 +265,15 @@ MEASURES: list[tuple[str, str, str, dict[str, str], float]] = [
 """What it is called, its table and column, the rows taken, and the scale it is shown on."""
 
 
-def attention(out: Path) -> Iterator[str]:
+def traced(out: Path) -> list[Path]:
+    """The tables of both models and of their controls, once all are there."""
     folders = [out / "traces" / who / of for who in WHO for of in ("", CONTROL)]
-    if not all((folder / RECORD).exists() for folder in folders):
+    return folders if all((folder / RECORD).exists() for folder in folders) else []
+
+
+def attention(out: Path) -> Iterator[str]:
+    folders = traced(out)
+    if not folders:
         return
     lines = [["", "layers", "ARM", "untrained", "MDM", "untrained", "MDM − ARM"]]
     for title, table, column, only, scale in MEASURES:
@@ -320,7 +327,7 @@ def heads(out: Path) -> Iterator[str]:
 
 
 def pictures(out: Path, page: Path) -> Iterator[str]:
-    found = list(drawn(out, page.parent / page.stem))
+    found = list(drawn(out, page.parent / page.stem)) if traced(out) else []
     if found:
         yield "### In pictures\n\nBands are 95 % intervals, dashed lines untrained controls.\n"
     for path, caption in found:
