@@ -32,6 +32,7 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/index_speed.py
 	$(BIN)/python benchmarks/eval_speed.py
 	$(BIN)/python benchmarks/edit_cost.py
+	$(BIN)/python benchmarks/adapt_speed.py
 
 results: $(READY)
 	$(BIN)/python studies/results.py
