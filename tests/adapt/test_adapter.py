@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from floatscope.errors import UserError
 from floatscope.models import load
 from floatscope.models.adapter import TENSORS, Adapter, base_digest, merge, with_new_row, write_adapter
 from floatscope.models.describe import describe
+from floatscope.models.load import parted
 from floatscope.models.random import write_random
 from floatscope.values import CanvasState, State
 
@@ -177,3 +179,26 @@ def test_the_digest_of_one_file_is_what_sha256sum_prints(base, tmp_path):
     assert base_digest(base) == hashlib.sha256((base / "model.safetensors").read_bytes()).hexdigest()
     several = write_random(tmp_path / "several", "llama", shards=3)
     assert base_digest(several) != base_digest(write_random(tmp_path / "others", "llama", shards=3, seed=1))
+
+
+def test_a_folder_may_have_a_plus_in_its_name(base, tmp_path):
+    folder, _ = written(tmp_path / "a+b" / "sibling+1", base)
+    assert load(f"{base}+{folder}").spec.name == "base+sibling+1"
+
+
+def test_a_fetched_base_opens_with_any_adapter(base, tmp_path):
+    folder, _ = written(tmp_path / "sibling", base)
+    assert parted(f"smollm2:arm+{folder}") == ("smollm2:arm", folder)
+
+
+def test_the_base_is_checked_at_the_revision_that_is_opened(base, tmp_path, monkeypatch):
+    folder, _ = written(tmp_path / "sibling", base)
+    asked = []
+
+    def locate(name, revision=None, **_):
+        asked.append(revision)
+        return base, None
+
+    monkeypatch.setattr(sys.modules["floatscope.models.load"], "locate", locate)
+    load(f"org/name+{folder}", revision="abc")
+    assert asked == ["abc", "abc"]
