@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 import sys
@@ -9,6 +10,16 @@ import sys
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import (
+    GemmaConfig,
+    GemmaForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTJConfig,
+    GPTJForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
+)
 
 import floatscope as fs
 from floatscope.adapt.low_rank import learn, learnt, projections
@@ -202,3 +213,39 @@ def test_the_base_is_checked_at_the_revision_that_is_opened(base, tmp_path, monk
     monkeypatch.setattr(sys.modules["floatscope.models.load"], "locate", locate)
     load(f"org/name+{folder}", revision="abc")
     assert asked == ["abc", "abc"]
+
+
+SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: GemmaForCausalLM(GemmaConfig(**SIZES, num_key_value_heads=2, head_dim=8, vocab_size=50)),  # scales
+        lambda: PhiForCausalLM(PhiConfig(**SIZES, vocab_size=50, tie_word_embeddings=True)),  # an output with a bias
+        lambda: GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=1, n_head=4, vocab_size=50)),  # matrices turned
+    ],
+)
+def test_adapter_and_base_are_the_merged_model_of_other_kinds(make):
+    torch.manual_seed(0)
+    module = make().eval()
+    with torch.no_grad():
+        for p in module.parameters():
+            p += 0.1 * torch.randn(p.shape)
+    plain = copy.deepcopy(module)
+    learn(module, 7, 3)
+    with torch.no_grad():
+        for p in (p for p in module.parameters() if p.requires_grad):
+            p += 0.1 * torch.randn(p.shape)
+    merge(plain, Adapter("", "", 7, None, 3, learnt(module, torch.float32)))
+    ids = torch.arange(20)[None]
+    torch.testing.assert_close(logits(plain, ids), logits(module, ids), rtol=1e-5, atol=1e-5)
+
+
+def test_a_base_that_keeps_its_causal_mask_is_refused(tmp_path):
+    GPTJForCausalLM(GPTJConfig(n_embd=32, n_layer=2, n_head=4, vocab_size=50, rotary_dim=4)).save_pretrained(
+        tmp_path / "base"
+    )
+    folder, _ = written(tmp_path / "sibling", tmp_path / "base")
+    with pytest.raises(UserError, match=r"keeps its causal mask whatever it is told, .*; no adapter can change that"):
+        load(f"{tmp_path / 'base'}+{folder}")
