@@ -163,11 +163,15 @@ def test_an_adapter_alone_is_told_from_a_checkpoint(base, tmp_path):
         load(f"{base}+{folder}", mask_id=3)
 
 
+ABOUT = '{"base_name": "", "base_sha256": "", "mask_id": 7, "mask_token": null, "rank": 3}'
+
+
 @pytest.mark.parametrize(
     ("file", "content", "said"),
     [
         ("adapter.json", "{", "is damaged"),
         ("adapter.json", '{"base_name": "x"}', "no proper"),
+        ("adapter.json", ABOUT.replace("7", "true"), "no proper mask_id"),
         (TENSORS, "short", "missing or damaged"),
     ],
 )
@@ -249,3 +253,12 @@ def test_a_base_that_keeps_its_causal_mask_is_refused(tmp_path):
     folder, _ = written(tmp_path / "sibling", tmp_path / "base")
     with pytest.raises(UserError, match=r"keeps its causal mask whatever it is told, .*; no adapter can change that"):
         load(f"{tmp_path / 'base'}+{folder}")
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_an_embedding_of_another_size_is_refused(base, tmp_path, size):
+    folder, _ = written(tmp_path / "sibling", base)
+    tensors = load_file(folder / TENSORS) | {"mask_embedding": torch.zeros(size)}
+    save_file(tensors, folder / TENSORS)
+    with pytest.raises(UserError, match="its adapter's mask_embedding does not fit an embedding of"):
+        load(f"{base}+{folder}")
