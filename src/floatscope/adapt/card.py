@@ -131,11 +131,11 @@ that of the ends behind them. Each number is the mean of the steps since the one
 def _scores(scores: dict[str, Any]) -> str:
     plain = {row["ratio"]: _percent(row) for row in scores.get("masked_base", [])}
     rows = [(f"{100 * r['ratio']:.0f} %", _percent(r), plain.get(r["ratio"], "–"), r["n"]) for r in scores["masked"]]
-    length = scores["masked"][0].get("length", LENGTH)
+    n = scores["masked"][0].get("length", LENGTH)
     return f"""
 ## Masks filled on held-out text
 
-The share of masks whose most likely token is the right one, in one forward; 95 % intervals over rows of {length} tokens. The
+The share of masks whose most likely token is the right one, in one forward; 95 % intervals over rows of {n} tokens. The
 base here is opened with the same mask token and without its causal mask, and has learnt nothing of either.
 
 {table(("masked", "adapted", "base", "rows"), rows, right=3)}"""

@@ -180,7 +180,8 @@ def swapped(sample: Sample, other: str) -> Sample:
     """The sample as if the answer were another one: so its passages tell it. Only whole words are changed."""
     answer = answer_of(sample)
     old = re.compile(rf"(?<!\w){re.escape(answer)}(?!\w)", re.IGNORECASE)
-    if not shape(answer)[1] or not any(old.search(p.text) for p in sample.passages if p.gold) or old.search(sample.question):
+    found = any(old.search(p.text) for p in sample.passages if p.gold)
+    if not shape(answer)[1] or not found or old.search(sample.question):
         return sample
     told = tuple(replace(p, text=old.sub(lambda _: other, p.text), evidence=()) for p in sample.passages)
     return replace(sample, answers=(other,), passages=told)

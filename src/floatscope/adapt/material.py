@@ -77,7 +77,7 @@ class Material:
 
     def lines(self, name: str) -> list[str]:
         with self._reading(f"{name}.jsonl") as path:
-            return path.read_text(encoding="utf-8").split("\n")[:-1]  # a line may hold what other systems end lines with
+            return path.read_text(encoding="utf-8").split("\n")[:-1]  # a line may hold other line breaks
 
     @contextmanager
     def _reading(self, name: str) -> Iterator[Path]:
@@ -114,7 +114,8 @@ def prepare(folder: Path, model: Model, given: Given) -> Material:
         model.text.tokenizer.save_pretrained(str(folder))
         paragraphs = [p for path in given.text for p in read_text(path).splitlines() if p.strip()]
         tokens = _save_ids(folder / "text.npy", model, paragraphs)
-        held_tokens = _save_ids(folder / "held.npy", model, [p for path in given.held_text for p in read_text(path).splitlines()])
+        apart_too = [p for path in given.held_text for p in read_text(path).splitlines()]
+        held_tokens = _save_ids(folder / "held.npy", model, apart_too)
         passages = [p for p in paragraphs if SHORTEST <= len(p) <= LONGEST and gaps(p)]
         _save_lines(folder / "paragraphs.jsonl", (json.dumps(p, ensure_ascii=False) for p in passages))
         _save_lines(folder / "questions.jsonl", _as_lines(kept))
