@@ -39,7 +39,7 @@ def small(tmp_path_factory) -> Small:
         for _ in range(60)
     ]
     (folder / "text.txt").write_text("\n".join(lines))
-    (folder / "held.txt").write_text("\n".join(lines[::-1]))
+    (folder / "held.txt").write_text("\n".join(lines[-12:]))
     for name in ("train", "asked"):
         samples = [reading(World.fresh(f"{name} {i}", 6), Random(f"{name} {i}"), f"{name}-{i}", 2) for i in range(20)]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(s.as_json()) + "\n" for s in samples))

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
+import sys
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import (
+    GemmaConfig,
+    GemmaForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTJConfig,
+    GPTJForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
+)
 
 import floatscope as fs
 from floatscope.adapt.low_rank import learn, learnt, projections
@@ -15,6 +27,7 @@ from floatscope.errors import UserError
 from floatscope.models import load
 from floatscope.models.adapter import TENSORS, Adapter, base_digest, merge, with_new_row, write_adapter
 from floatscope.models.describe import describe
+from floatscope.models.load import parted
 from floatscope.models.random import write_random
 from floatscope.values import CanvasState, State
 
@@ -150,11 +163,15 @@ def test_an_adapter_alone_is_told_from_a_checkpoint(base, tmp_path):
         load(f"{base}+{folder}", mask_id=3)
 
 
+ABOUT = '{"base_name": "", "base_sha256": "", "mask_id": 7, "mask_token": null, "rank": 3}'
+
+
 @pytest.mark.parametrize(
     ("file", "content", "said"),
     [
         ("adapter.json", "{", "is damaged"),
         ("adapter.json", '{"base_name": "x"}', "no proper"),
+        ("adapter.json", ABOUT.replace("7", "true"), "no proper mask_id"),
         (TENSORS, "short", "missing or damaged"),
     ],
 )
@@ -177,3 +194,71 @@ def test_the_digest_of_one_file_is_what_sha256sum_prints(base, tmp_path):
     assert base_digest(base) == hashlib.sha256((base / "model.safetensors").read_bytes()).hexdigest()
     several = write_random(tmp_path / "several", "llama", shards=3)
     assert base_digest(several) != base_digest(write_random(tmp_path / "others", "llama", shards=3, seed=1))
+
+
+def test_a_folder_may_have_a_plus_in_its_name(base, tmp_path):
+    folder, _ = written(tmp_path / "a+b" / "sibling+1", base)
+    assert load(f"{base}+{folder}").spec.name == "base+sibling+1"
+
+
+def test_a_fetched_base_opens_with_any_adapter(base, tmp_path):
+    folder, _ = written(tmp_path / "sibling", base)
+    assert parted(f"smollm2:arm+{folder}") == ("smollm2:arm", folder)
+
+
+def test_the_base_is_checked_at_the_revision_that_is_opened(base, tmp_path, monkeypatch):
+    folder, _ = written(tmp_path / "sibling", base)
+    asked = []
+
+    def locate(name, revision=None, **_):
+        asked.append(revision)
+        return base, None
+
+    monkeypatch.setattr(sys.modules["floatscope.models.load"], "locate", locate)
+    load(f"org/name+{folder}", revision="abc")
+    assert asked == ["abc", "abc"]
+
+
+SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: GemmaForCausalLM(GemmaConfig(**SIZES, num_key_value_heads=2, head_dim=8, vocab_size=50)),  # scales
+        lambda: PhiForCausalLM(PhiConfig(**SIZES, vocab_size=50, tie_word_embeddings=True)),  # an output with a bias
+        lambda: GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=1, n_head=4, vocab_size=50)),  # matrices turned
+    ],
+)
+def test_adapter_and_base_are_the_merged_model_of_other_kinds(make):
+    torch.manual_seed(0)
+    module = make().eval()
+    with torch.no_grad():
+        for p in module.parameters():
+            p += 0.1 * torch.randn(p.shape)
+    plain = copy.deepcopy(module)
+    learn(module, 7, 3)
+    with torch.no_grad():
+        for p in (p for p in module.parameters() if p.requires_grad):
+            p += 0.1 * torch.randn(p.shape)
+    merge(plain, Adapter("", "", 7, None, 3, learnt(module, torch.float32)))
+    ids = torch.arange(20)[None]
+    torch.testing.assert_close(logits(plain, ids), logits(module, ids), rtol=1e-5, atol=1e-5)
+
+
+def test_a_base_that_keeps_its_causal_mask_is_refused(tmp_path):
+    GPTJForCausalLM(GPTJConfig(n_embd=32, n_layer=2, n_head=4, vocab_size=50, rotary_dim=4)).save_pretrained(
+        tmp_path / "base"
+    )
+    folder, _ = written(tmp_path / "sibling", tmp_path / "base")
+    with pytest.raises(UserError, match=r"keeps its causal mask whatever it is told, .*; no adapter can change that"):
+        load(f"{tmp_path / 'base'}+{folder}")
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_an_embedding_of_another_size_is_refused(base, tmp_path, size):
+    folder, _ = written(tmp_path / "sibling", base)
+    tensors = load_file(folder / TENSORS) | {"mask_embedding": torch.zeros(size)}
+    save_file(tensors, folder / TENSORS)
+    with pytest.raises(UserError, match="its adapter's mask_embedding does not fit an embedding of"):
+        load(f"{base}+{folder}")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import GPTJConfig, GPTJForCausalLM
 from typer.testing import CliRunner
 
 import floatscope as fs
@@ -27,7 +28,7 @@ from floatscope.tasks.read import read_samples
 from floatscope.training.checkpoint import PIECE
 
 BASE = "twin:arm"
-RECIPE = Recipe(rank=4, steps=12, tokens=1024, length=128, lengths=(256, 512), warmup=2, peak=3e-3)
+RECIPE = Recipe(rank=4, steps=8, tokens=512, length=128, lengths=(256, 512), warmup=2, peak=3e-3)
 
 
 def adapted(folder, small, recipe=RECIPE, minutes=5.0, base=BASE, **how):
@@ -59,7 +60,7 @@ def done(tmp_path_factory, prepared, small) -> Path:
 
 def test_the_masked_loss_falls(done):
     curve = json.loads((done / "adapter" / "training.json").read_text())["losses"]
-    assert [step for step, *_ in curve] == [4, 8, 12]
+    assert [step for step, *_ in curve] == [4, 8]
     assert curve[-1][1] < 0.9 * curve[0][1]
     assert curve[-1][2] < curve[0][2]
 
@@ -153,6 +154,15 @@ def test_a_mask_of_none_or_all_is_the_causal_or_the_full_one(share, monkeypatch)
     torch.testing.assert_close(ours[valid], theirs[valid], rtol=1e-4, atol=1e-4)
 
 
+def test_every_step_draws_its_own_masks(begun, small, monkeypatch):
+    seeds, loss = [], train.diffusion_loss
+    monkeypatch.setattr(
+        train, "diffusion_loss", lambda f, x, draw, m: (seeds.append(draw.initial_seed()), loss(f, x, draw, m))[1]
+    )
+    adapted(begun, small, replace(RECIPE, steps=3))
+    assert len(set(seeds)) == 3
+
+
 def test_annealing_trains(begun, small):
     adapted(begun, small, replace(RECIPE, steps=3, anneal=2))
     assert (begun / "adapter" / "README.md").read_text().count("opened over 2 steps") == 1
@@ -211,6 +221,10 @@ def told(*words: object) -> tuple[int, str]:
 def test_mistakes_are_one_sentence_and_status_2(tmp_path, small, base):
     full = write_random(tmp_path / "full", "llama", vocabulary=259)  # as many as its tokenizer has
     text = ("--text", small.folder / "text.txt")
+    short = tmp_path / "short.txt"
+    short.write_text("A few words.\n")
+    keeps = shutil.copytree(base, tmp_path / "keeps")
+    GPTJForCausalLM(GPTJConfig(n_embd=32, n_layer=2, n_head=4, vocab_size=300, rotary_dim=4)).save_pretrained(keeps)
     out = ("--out", tmp_path / "out")
     for words, said in {
         (full, *text, *out): "has no free id for a mask; name a token your texts never have",
@@ -219,6 +233,12 @@ def test_mistakes_are_one_sentence_and_status_2(tmp_path, small, base):
         ("twin:mdm", *text, *out): "twin:mdm is no autoregressive model",
         (BASE, *text, *out, "--mask", "<nothing>"): "<nothing> is no token of twin:arm",
         (BASE, *text, *out, "--rank", "-1"): "the rank is a number from 1 on",
+        (BASE, *text, *out, "--tokens", "10"): "a step has at least one row of text, which is 512 tokens, got 10",
+        (BASE, *text, *out, "--peak", "nan"): "the highest learning rate is a number above 0, got nan",
+        (BASE, *text, *out, "--seed", str(1 << 70)): "the seed is a number from 0 to 4294967295",
+        (BASE, *text, *out, "--mask", "Ġriver"): "the mask Ġriver stands 60 times in the text; give another",
+        (BASE, *text, "--held-text", short, "--out", tmp_path / "held"): "are the least to measure on; give more of it",
+        (keeps, *text, *out): "keeps its causal mask whatever it is told",
         (BASE, *text, *out, "--steps", "10", "--anneal", "20"): "the mask is opened over 0 to 10 steps, got 20",
         (BASE, *text, *out, "--control", "--anneal", "5"): "a control keeps its causal mask; leave --anneal out",
         (BASE, "--text", tmp_path / "none.txt", *out): "cannot read",
@@ -242,3 +262,32 @@ def test_another_recipe_or_other_files_are_refused(done, small, tmp_path):
     other.write_text("something else\n")
     with pytest.raises(UserError, match=r"was prepared from text.txt, train.jsonl"):
         prepare(done / "material", load(BASE), replace(small.given, text=[other]))
+
+
+def test_another_mask_is_refused_between_legs_and_at_the_end(done, begun, small, monkeypatch):
+    with pytest.raises(UserError, match=r"is of another training \(adapter, mask_id 4095, not 9\); use another --out"):
+        adapted(done, small, mask="9")
+    monkeypatch.setattr(train, "EVERY", 1)
+    first = legs.leg(BASE, begun, small.given, RECIPE, 5.0, device="cpu")
+    next(first)
+    monkeypatch.setattr(legs.Leg, "over", property(lambda _: True))
+    list(first)
+    monkeypatch.undo()
+    with pytest.raises(UserError, match=r"step-000001 is of another training \(adapter, mask_id 4095, not 9\)"):
+        adapted(begun, small, mask="9")
+
+
+def test_another_base_is_refused_when_all_is_done(done, small, base):
+    with pytest.raises(UserError, match="the adapter belongs to twin:arm"):
+        adapted(done, small, base=str(base))
+
+
+def test_a_base_that_reads_little_is_adapted_and_the_same_command_is_done(tmp_path, small):
+    few = shutil.copytree(Path(fs.__file__).parent / "twins" / "arm", tmp_path / "few")
+    config = json.loads((few / "config.json").read_text()) | {"max_position_embeddings": 256}
+    (few / "config.json").write_text(json.dumps(config))
+    for _ in range(2):
+        adapted(tmp_path / "out", small, replace(RECIPE, steps=1, length=512), base=str(few))
+    scores = json.loads((tmp_path / "out" / "adapter" / "scores.json").read_text())
+    assert {row["length"] for row in scores["masked"]} == {256}
+    assert "over rows of 256 tokens" in card(tmp_path / "out" / "adapter")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from floatscope.adapt.lessons import SHARES
+from floatscope.adapt.scores import LENGTH
 from floatscope.models.fetched import BASES
 from floatscope.trace.atomic import write_atomic
 from floatscope.training.card import CARD, PICTURE, picture, table
@@ -147,10 +148,11 @@ The same command is given until it is done; it goes on where it stopped.
 def _scores(scores: dict[str, Any]) -> str:
     plain = {row["ratio"]: _percent(row) for row in scores.get("masked_base", [])}
     rows = [(f"{100 * r['ratio']:.0f} %", _percent(r), plain.get(r["ratio"], "–"), r["n"]) for r in scores["masked"]]
+    n = scores["masked"][0].get("length", LENGTH)
     return f"""
 ## Masks filled on held-out text
 
-The share of masks whose most likely token is the right one, in one forward; 95 % intervals over rows of 512 tokens. The
+The share of masks whose most likely token is the right one, in one forward; 95 % intervals over rows of {n} tokens. The
 base here is opened with the same mask token and without its causal mask, and has learnt nothing of either.
 
 {table(("masked", "adapted", "base", "rows"), rows, right=3)}"""

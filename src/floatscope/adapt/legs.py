@@ -19,7 +19,7 @@ import torch
 from floatscope.adapt.card import write_card
 from floatscope.adapt.lessons import Maker
 from floatscope.adapt.low_rank import learn, learnt
-from floatscope.adapt.mask import choose_mask
+from floatscope.adapt.mask import check_free, choose_mask
 from floatscope.adapt.material import Given, Material, prepare
 from floatscope.adapt.recipe import Recipe
 from floatscope.adapt.scores import masked_accuracy
@@ -30,6 +30,7 @@ from floatscope.models.adapter import (
     TENSORS,
     Adapter,
     base_digest,
+    check_base,
     is_adapter,
     read_adapter,
     with_new_row,
@@ -37,6 +38,7 @@ from floatscope.models.adapter import (
 )
 from floatscope.models.load import joined, weights_of
 from floatscope.models.place import device_of
+from floatscope.models.probe import probed
 from floatscope.training.ahead import ahead
 from floatscope.training.checkpoint import check_same, restore, save
 from floatscope.training.interrupts import interrupts
@@ -83,16 +85,24 @@ def leg(
         raise UserError("an adaptation runs on one device; give cpu, cuda or cuda:1")
     now = Leg(folder, time.monotonic() + 60 * minutes, workers, command, licence)
     done = folder / "adapter"
+    model = load(base, device=place, dtype=torch.float32)
+    if model.spec.family != "arm":
+        raise UserError(f"{base} is no autoregressive model; an adaptation begins with one")
+    mask_id = None if recipe.control else choose_mask(model, mask)
+    recipe = fitted(recipe, model, mask_id)
     if not is_adapter(done):
-        model = load(base, device=place, dtype=torch.float32)
-        if model.spec.family != "arm":
-            raise UserError(f"{base} is no autoregressive model; an adaptation begins with one")
-        mask_id, recipe = None if recipe.control else choose_mask(model, mask), fitted(recipe, model)
+        if mask_id is not None:
+            probed(replace(model, spec=replace(model.spec, family="mdm", mask_id=mask_id, layout="adapted")))
         material = prepare(folder / "material", model, given)
+        if mask_id is not None:
+            check_free(model, mask_id, material.ids())
         yield from _train(now, base, model, mask_id, recipe, material)
     else:
         then = read_json(done / TRAINING)
+        check_base(read_adapter(done), weights_of(base))
         check_same(done, (then["kind"], then["recipe"]), KIND, recipe)
+        if unfinished(folder):
+            prepare(folder / "material", model, given)
     if is_adapter(done) and not now.over:
         finish(done, base, folder / "material", place)
 
@@ -119,9 +129,9 @@ def unfinished(folder: Path) -> list[str]:
     return [] if (done / SCORES).is_file() else ["its scores"] if is_adapter(done) else ["the adapter"]
 
 
-def fitted(recipe: Recipe, model: Model) -> Recipe:
-    """Rows no longer than the model can read."""
-    most = model.spec.context
+def fitted(recipe: Recipe, model: Model, mask_id: int | None) -> Recipe:
+    """With the mask of this model, and rows no longer than it can read."""
+    recipe, most = replace(recipe, mask_id=mask_id), model.spec.context
     if most is None:
         return recipe
     lengths = tuple(n for n in recipe.lengths if n <= most) or (most,)

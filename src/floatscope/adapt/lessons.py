@@ -21,6 +21,7 @@ from random import Random
 
 import numpy as np
 
+from floatscope.adapt.gaps import GAP, gaps
 from floatscope.adapt.material import Material, Source
 from floatscope.adapt.recipe import Recipe
 from floatscope.errors import UserError
@@ -41,8 +42,6 @@ MOST = 8  # passages of others
 SWAPPED = 0.5  # how often another answer is put into the passages of such a question, so that it must be read there
 CLOSED = 0.05  # how often a question of the data files is asked without any passage
 CHARACTERS = 3.5  # to a token, so that a prompt is seldom longer than was thought
-GAP = re.compile(r"(?<=[a-z,;] )(?:[A-Z][\w’'-]+(?: (?:of |the )?[A-Z][\w’'-]+)*|\d[\d,.]*\d|\d+)(?=[ ,.;])")
-SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
 
 
 @dataclass(frozen=True)
@@ -90,10 +89,12 @@ class Maker:
         able = [kind for kind in SHARES if kinds[kind]]
         kind = rng.choices(able, [SHARES[k] for k in able])[0]
         sample = KINDS[kind](self, rng)
-        if not (kind == "data" and rng.random() < CLOSED):
-            sample = self._among(sample, rng, rng.uniform(0.3, 0.95) * length * CHARACTERS)
-        else:
+        if kind == "data" and rng.random() < CLOSED:
             sample = replace(sample, passages=())
+        else:
+            sample = self._among(sample, rng, rng.uniform(0.3, 0.95) * length * CHARACTERS)
+            if kind == "data" and rng.random() < SWAPPED:  # now that no stranger tells the old answer
+                sample = swapped(sample, rng.choice(self._alike[shape(answer_of(sample))]))
         text, names = self._source.text, list(TEMPLATES)
         asked = template(rng.choices(names, list(TEMPLATES.values()))[0]).prompt(sample).text
         prompt = text.encode(asked, chat=self._source.chat)
@@ -113,18 +114,12 @@ class Maker:
         return replace(sample, passages=tuple(told))
 
     def _data(self, rng: Random) -> Sample:
-        sample = rng.choice(self._samples)
-        return swapped(sample, rng.choice(self._alike[shape(answer_of(sample))])) if rng.random() < SWAPPED else sample
+        return rng.choice(self._samples)
 
     def _gap(self, rng: Random) -> Sample:
         """A sentence of a paragraph with a name or a number taken out."""
-        while True:
-            paragraph = rng.choice(self._paragraphs)
-            sentences = [(s, GAP.findall(s)) for s in SENTENCE.split(paragraph)]
-            able = [(s, found) for s, found in sentences if found and 30 < len(s) < 300]
-            if able:
-                break
-        sentence, found = rng.choice(able)
+        paragraph = rng.choice(self._paragraphs)
+        sentence, found = rng.choice(gaps(paragraph))
         missing = rng.choice(found)
         question = "What is missing here? " + GAP.sub(lambda m: "____" if m[0] == missing else m[0], sentence)
         return Sample("", question, (missing,), (Passage("", paragraph, gold=True),))
@@ -176,14 +171,17 @@ def answer_of(sample: Sample) -> str:
 
 
 def shape(answer: str) -> tuple[bool, int]:
-    """Whether it has digits, and how many words, as far as that tells one kind of answer from another."""
-    return any(c.isdigit() for c in answer), min(4, len(answer.split()))
+    """Whether it has digits, and how many words, as far as that tells one kind of answer from another; yes and no have
+    none, for no passage tells them in a word."""
+    return any(c.isdigit() for c in answer), 0 if answer.casefold() in ("yes", "no") else min(4, len(answer.split()))
 
 
 def swapped(sample: Sample, other: str) -> Sample:
-    """The sample as if the answer were another one: so its passages tell it."""
-    old = re.compile(re.escape(answer_of(sample)), re.IGNORECASE)
-    if not any(old.search(p.text) for p in sample.passages if p.gold) or old.search(sample.question):
+    """The sample as if the answer were another one: so its passages tell it. Only whole words are changed."""
+    answer = answer_of(sample)
+    old = re.compile(rf"(?<!\w){re.escape(answer)}(?!\w)", re.IGNORECASE)
+    found = any(old.search(p.text) for p in sample.passages if p.gold)
+    if not shape(answer)[1] or not found or old.search(sample.question):
         return sample
     told = tuple(replace(p, text=old.sub(lambda _: other, p.text), evidence=()) for p in sample.passages)
     return replace(sample, answers=(other,), passages=told)

@@ -38,7 +38,7 @@ class LowRank(nn.Module):
 
 
 class MaskEmbedding(nn.Module):
-    """An embedding with one row of its own."""
+    """An embedding with one row of its own, scaled as the others are (Gemma's)."""
 
     def __init__(self, base: nn.Embedding, mask_id: int) -> None:
         super().__init__()
@@ -46,21 +46,22 @@ class MaskEmbedding(nn.Module):
         self.row = nn.Parameter(base.weight.mean(0).detach().clone())
 
     def forward(self, ids: Tensor) -> Tensor:
-        return torch.where((ids == self.mask_id)[..., None], self.row, self.base(ids))
+        row = self.row * getattr(self.base, "embed_scale", 1.0)
+        return torch.where((ids == self.mask_id)[..., None], row, self.base(ids))
 
 
 class TiedHead(nn.Module):
     """An output whose matrix is the embedding's: it has the mask's row too, and does not teach it, for a mask is never
     predicted."""
 
-    def __init__(self, embedding: MaskEmbedding) -> None:
+    def __init__(self, embedding: MaskEmbedding, bias: nn.Parameter | None) -> None:
         super().__init__()
-        self.embedding = embedding
+        self.embedding, self.bias = embedding, bias
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.embedding.base.weight
         is_mask = torch.arange(len(weight), device=weight.device) == self.embedding.mask_id
-        return F.linear(x, torch.where(is_mask[:, None], self.embedding.row.detach(), weight))
+        return F.linear(x, torch.where(is_mask[:, None], self.embedding.row.detach(), weight), self.bias)
 
 
 def learn(module: Any, mask_id: int | None, rank: int | None, seed: int = 0) -> None:
@@ -84,7 +85,7 @@ def learn(module: Any, mask_id: int | None, rank: int | None, seed: int = 0) -> 
     own = MaskEmbedding(embedding, mask_id)
     module.set_input_embeddings(own)
     if head is not None and head.weight is embedding.weight:
-        module.set_output_embeddings(TiedHead(own))
+        module.set_output_embeddings(TiedHead(own, head.bias))
 
 
 def projections(module: Any) -> Iterator[tuple[str, nn.Module]]:

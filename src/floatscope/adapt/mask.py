@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
+
 from floatscope.errors import UserError
 from floatscope.models import Model
 from floatscope.models.said import printable
@@ -24,8 +26,7 @@ def choose_mask(model: Model, asked: str | None) -> int:
     if asked == NEW:
         return rows
     if asked is not None:
-        found = text.id_of(asked)
-        found = int(asked) if found is None and asked.isascii() and asked.isdigit() else found
+        found = int(asked) if asked.isascii() and asked.isdigit() else text.id_of(asked)  # a number is text, no mask
         if found is None or found >= rows:
             raise UserError(f"{printable(asked)} is no token of {model.spec.name}; give a token, its id, or new")
         if found in (*model.spec.stop_ids, model.spec.bos_id):
@@ -46,3 +47,10 @@ def choose_mask(model: Model, asked: str | None) -> int:
         f"the tokenizer of {model.spec.name} has no free id for a mask; name a token your texts never have{helps}, or"
         " give --mask new for one more row"
     )
+
+
+def check_free(model: Model, mask_id: int, ids: np.ndarray) -> None:
+    """A token of the text cannot be the mask as well."""
+    if met := int((ids == mask_id).sum()):
+        named = printable((model.text and model.text.name_of(mask_id)) or mask_id)
+        raise UserError(f"the mask {named} stands {met:,} times in the text; give another with --mask, or --mask new")

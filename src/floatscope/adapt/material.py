@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from typing import Any
 import numpy as np
 
 from floatscope import prompts
+from floatscope.adapt.gaps import gaps
 from floatscope.adapt.held import apart, refuse_held
+from floatscope.adapt.scores import LENGTH
 from floatscope.errors import UserError
 from floatscope.models import Model
 from floatscope.models.text import Text, open_text
@@ -68,11 +71,22 @@ class Material:
         return Source(text, self.facts["chat"], self.facts["end"], self.facts["fill"])
 
     def ids(self, name: str = "text") -> np.ndarray:
-        found: np.ndarray = np.load(self.folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+        with self._reading(f"{name}.npy") as path:
+            found: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
         return found
 
     def lines(self, name: str) -> list[str]:
-        return (self.folder / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+        with self._reading(f"{name}.jsonl") as path:
+            return path.read_text(encoding="utf-8").split("\n")[:-1]  # a line may hold other line breaks
+
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[Path]:
+        try:
+            yield self.folder / name
+        except (OSError, EOFError, ValueError) as error:
+            raise UserError(
+                f"{self.folder / name} is missing or damaged; remove {self.folder} and run the same command again"
+            ) from error
 
 
 def prepare(folder: Path, model: Model, given: Given) -> Material:
@@ -100,12 +114,19 @@ def prepare(folder: Path, model: Model, given: Given) -> Material:
         model.text.tokenizer.save_pretrained(str(folder))
         paragraphs = [p for path in given.text for p in read_text(path).splitlines() if p.strip()]
         tokens = _save_ids(folder / "text.npy", model, paragraphs)
-        _save_ids(folder / "held.npy", model, [p for path in given.held_text for p in read_text(path).splitlines()])
-        passages = [p for p in paragraphs if SHORTEST <= len(p) <= LONGEST]
+        apart_too = [p for path in given.held_text for p in read_text(path).splitlines()]
+        held_tokens = _save_ids(folder / "held.npy", model, apart_too)
+        passages = [p for p in paragraphs if SHORTEST <= len(p) <= LONGEST and gaps(p)]
         _save_lines(folder / "paragraphs.jsonl", (json.dumps(p, ensure_ascii=False) for p in passages))
         _save_lines(folder / "questions.jsonl", _as_lines(kept))
         if tokens < FEWEST_TOKENS:
             raise UserError(f"the text has {tokens:,} tokens, and {FEWEST_TOKENS:,} are the least to learn from")
+        least = min(LENGTH, model.spec.context or LENGTH)
+        if given.held_text and held_tokens < least:
+            raise UserError(
+                f"the text held apart has {held_tokens:,} tokens, and {least} are the least to measure on; give more of"
+                " it, or none"
+            )
         facts = {
             "base": model.spec.weights,
             "files": digests,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,12 +21,19 @@ class Recipe:
     control: bool = False  # the base goes on as it is, from the same rows: the next token, the causal mask kept
     anneal: int = 0  # steps until every token sees all those after it; 0: from the first on
     seed: int = 0
+    mask_id: int | None = None  # None: not yet chosen, for the base is not yet known, or a control's
 
     def __post_init__(self) -> None:
         if self.rank < 0:
             raise UserError(f"the rank is a number from 1 on, or 0 for whole weights, got {self.rank}")
         if self.steps < 1:
             raise UserError(f"there must be at least one step, got {self.steps}")
+        if self.tokens < self.length:
+            raise UserError(f"a step has at least one row of text, which is {self.length} tokens, got {self.tokens}")
+        if not 0 < self.peak < math.inf:
+            raise UserError(f"the highest learning rate is a number above 0, got {self.peak:g}")
+        if not 0 <= self.seed < 1 << 32:
+            raise UserError(f"the seed is a number from 0 to {(1 << 32) - 1}, got {self.seed}")
         if self.control and self.anneal:
             raise UserError("a control keeps its causal mask; leave --anneal out")
         if not 0 <= self.anneal <= self.steps:

@@ -29,6 +29,7 @@ def masked_accuracy(
     """Rows that lie evenly over `ids`; the same masks for every model."""
     if model.spec.mask_id is None:
         raise UserError(f"{model.spec.name} has no mask token; open it with mask_id=")
+    length = min(length, model.spec.context or length)
     rows = min(rows, len(ids) // length)
     if not rows:
         raise UserError(f"the held-out text has {len(ids):,} tokens, and {length} are the least to measure on")
@@ -48,7 +49,7 @@ def masked_accuracy(
         numbers = {
             name: round(float(told[key]), 4) for name, key in (("accuracy", "mean"), ("low", "low"), ("high", "high"))
         }
-        found.append({"ratio": ratio, **numbers, "n": rows})
+        found.append({"ratio": ratio, **numbers, "n": rows, "length": length})
     return found
 
 

@@ -38,16 +38,14 @@ def train_steps(
     over: Callable[[], bool],
     compiled: bool = False,
 ) -> Iterator[Progress]:
-    """Until the time is over or all steps are done; yields every few steps and at the last.
-
-    Without a mask the next token is learnt."""
+    """Until the time is over or all steps are done; yields every few steps and at the last. Without a mask the next
+    token is learnt. The module stays as it is when it is asked: a dropout would draw otherwise in every leg."""
     device = next(module.parameters()).device
     learnt = [p for p in module.parameters() if p.requires_grad]
     bf16 = torch.autocast(device.type, torch.bfloat16) if device.type == "cuda" else nullcontext()
     if compiled:
         compile_layers(module)
     seen: list[Tensor] = []
-    module.train()
     for batch in batches:
         if progress.step >= recipe.steps or over():
             break

@@ -20,7 +20,9 @@ def adapt(
     held_text: Annotated[list[Path], typer.Option(help="Text held apart; masks are filled there at the end.")] = [],  # noqa: B006
     held_data: Annotated[list[Path], typer.Option(help="Questions held apart; none of them is learnt.")] = [],  # noqa: B006
     out: Annotated[Path, typer.Option(help="Folder for material, checkpoints and the adapter.")] = Path("adapted"),
-    minutes: Annotated[float, typer.Option(help="End this leg after so long; the same command does the next.")] = 8.0,
+    minutes: Annotated[
+        float, typer.Option(min=0, help="End this leg after so long; the same command does the next.")
+    ] = 8.0,
     steps: Annotated[int, typer.Option(help="Of the whole training.")] = 6000,
     rank: Annotated[int, typer.Option(help="Of the small matrices on every projection; 0: learn all weights.")] = 32,
     tokens: Annotated[int, typer.Option(help="Of text in a step, and as many of questions.")] = 16384,

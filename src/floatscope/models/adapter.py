@@ -74,7 +74,11 @@ def read_adapter(folder: Path) -> Adapter:
     if not is_adapter(folder):
         raise UserError(f"{folder} is no adapter: it has no {ABOUT}; give a folder `floatscope adapt` has written")
     about = read_json(folder / ABOUT)
-    wrong = [name for name, kind in KEPT.items() if name not in about or not isinstance(about[name], kind)]
+    wrong = [
+        name
+        for name, kind in KEPT.items()
+        if name not in about or not isinstance(about[name], kind) or isinstance(about[name], bool)
+    ]
     if wrong:
         raise UserError(f"{folder / ABOUT} is damaged (no proper {listed(wrong)}); fetch it again")
     try:
@@ -146,7 +150,10 @@ def merge(module: Any, adapter: Adapter) -> None:
         _check_shapes(name, weights[name], adapter)
         _put(weights[name], _changed(weights[name], name, adapter))
     if MASK in adapter.tensors and adapter.mask_id is not None:
-        _put(weights[embedding][adapter.mask_id], adapter.tensors[MASK])
+        row = weights[embedding][adapter.mask_id]
+        if adapter.tensors[MASK].shape != row.shape:
+            raise UserError(f"its adapter's {MASK} does not fit an embedding of {len(row)}")
+        _put(row, adapter.tensors[MASK])
 
 
 @torch.no_grad()

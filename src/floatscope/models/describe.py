@@ -50,16 +50,16 @@ def describe(
     with reading(name):
         base, adapter = parted(name)
         if adapter is not None:
-            return _adapted(name, describe(base, revision=revision), base, adapter)
+            return _adapted(name, describe(base, revision=revision), weights_of(base, revision), adapter)
         path = as_path(name)
         if path.suffix == ".gguf":
             return _gguf(file_name(name, path), path, mask_id, shift)
         return _folder(name, mask_id, shift, revision)
 
 
-def _adapted(name: str | Path, told: Description, base: str | Path, folder: Path) -> Description:
+def _adapted(name: str | Path, told: Description, base: Path, folder: Path) -> Description:
     adapter = read_adapter(folder)
-    check_base(adapter, weights_of(base))
+    check_base(adapter, base)
     with about(folder):
         spec = adapted(told.spec, adapter)
     return replace(

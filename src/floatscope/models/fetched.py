@@ -54,9 +54,10 @@ SIBLINGS = {  # a model's name → that of its base, whose adapter comes with fl
 
 
 def is_fetched(name: str | Path) -> bool:
-    """Whether a name has the form of these, as in "smollm2:…"; a path may have it only behind ./"""
-    base, colon, _ = str(name).partition(":")
-    return bool(colon) and base in BASES
+    """Whether a name has the form of these, as in "smollm2:…"; a path may have it only behind ./, and with an adapter
+    behind a + it is a name no more."""
+    base, colon, rest = str(name).partition(":")
+    return bool(colon) and base in BASES and "+" not in rest
 
 
 def fetched(name: str | Path) -> Path:

@@ -26,7 +26,7 @@ from torch import nn
 
 from floatscope.errors import UserError, unknown
 from floatscope.models import gguf, hub, remote
-from floatscope.models.adapter import adapt_model, check_base, read_adapter
+from floatscope.models.adapter import adapt_model, check_base, is_adapter, read_adapter
 from floatscope.models.families import CAUSAL, REMOTE, Family, recognise
 from floatscope.models.fetched import SIBLINGS, fetched, file_name, is_fetched
 from floatscope.models.files import DTYPES, OPENED, Folder, fingerprint, read_config, read_folder
@@ -131,9 +131,11 @@ def parted(name: str | Path) -> tuple[str | Path, Path | None]:
     """A name as base and adapter: `base.gguf+sibling`; a path that exists is one name, whatever it holds."""
     if str(name) in SIBLINGS:
         return SIBLINGS[str(name)], Path(str(resources("floatscope"))) / "adapt" / str(name).partition(":")[0]
-    base, plus, adapter = str(name).rpartition("+")
-    if not plus or as_path(name).exists():
+    cuts = [(str(name)[:i], str(name)[i + 1 :]) for i, sign in enumerate(str(name)) if sign == "+"]
+    if not cuts or as_path(name).exists():
         return name, None
+    there = (cut for cut in reversed(cuts) if cut[1] and is_adapter(as_path(cut[1])))  # a folder may have a + too
+    base, adapter = next(there, cuts[-1])
     return base, as_path(adapter)
 
 
@@ -141,15 +143,15 @@ def joined(base: str | Path, adapter: Path) -> str:
     return f"{base}+{adapter}"
 
 
-def weights_of(name: str | Path) -> Path:
+def weights_of(name: str | Path, revision: str | None = None, trust_remote_code: bool = False) -> Path:
     """The file or folder that holds the weights behind a name."""
     path = as_path(name)
-    return path if path.suffix == ".gguf" else locate(name)[0]
+    return path if path.suffix == ".gguf" else locate(name, revision, trust_remote_code=trust_remote_code)[0]
 
 
 def _load_adapted(base: str | Path, folder: Path, place: Place, how: Mapping[str, Any]) -> Model:
     adapter = read_adapter(folder)
-    check_base(adapter, weights_of(base))
+    check_base(adapter, weights_of(base, how["revision"], how["trust_remote_code"]))
     model = load(base, **how)
     with about(folder):
         return _probed(adapt_model(model, adapter), folder, place)

@@ -62,10 +62,9 @@ def _rows(model: Model, samples: list[list[int]]) -> Tensor:
 
 def _check_direction(model: Model, rows: Tensor) -> None:
     sees = not torch.equal(rows[0, 0], rows[1, 0])
-    if not sees and model.spec.family == "mdm" and model.spec.layout in ("causal", "remote"):
-        raise UserError(
-            f"{_name(model)} keeps its causal mask whatever it is told, so it cannot denoise; open it without mask_id="
-        )
+    if not sees and model.spec.family == "mdm" and model.spec.layout in ("causal", "remote", "adapted"):
+        helps = "no adapter can change that" if model.spec.layout == "adapted" else "open it without mask_id="
+        raise UserError(f"{_name(model)} keeps its causal mask whatever it is told, so it cannot denoise; {helps}")
     if sees and model.spec.family == "arm" and not _close(rows[0, 0], rows[1, 0]):
         raise UserError(
             f"{_name(model)} looks both ways, so it is no autoregressive model; with mask_id= it opens as a masked"

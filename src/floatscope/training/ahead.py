@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import signal
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from multiprocessing import get_context
 from typing import Any, TypeVar
+
+from floatscope.errors import UserError
 
 Batch = TypeVar("Batch")
 
@@ -27,7 +31,8 @@ def ahead(make: Callable[[int], Batch], start: int, workers: int) -> Generator[B
             number += 1
     context = get_context("spawn")  # a process that was forked off CUDA cannot use it, and may hang
     with ProcessPoolExecutor(workers, context, _begin, (make,)) as pool:
-        coming: deque[Future[Batch]] = deque(pool.submit(_make, start + i) for i in range(3 * workers))
+        with _deaf():
+            coming: deque[Future[Batch]] = deque(pool.submit(_make, start + i) for i in range(3 * workers))
         number = start + len(coming)
         try:
             while True:
@@ -35,9 +40,27 @@ def ahead(make: Callable[[int], Batch], start: int, workers: int) -> Generator[B
                 coming.append(pool.submit(_make, number))
                 number += 1
                 yield batch
+        except BrokenProcessPool as error:
+            raise UserError(
+                "a process that makes rows was ended from outside; run the same command again, with fewer --workers if"
+                " memory is short"
+            ) from error
         finally:
             for future in coming:
                 future.cancel()
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Processes that begin here never hear Ctrl-C, which is for the one that trains; it hears it when they have."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 _maker: Callable[[int], Any] | None = None  # of a worker process

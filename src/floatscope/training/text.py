@@ -26,7 +26,7 @@ def read_text(path: Path) -> str:
         with opener(path, "rt", encoding="utf-8") as file:
             text: str = file.read()
             if kind == ".jsonl":
-                text = "\n".join(json.loads(line)["text"] for line in text.splitlines() if line.strip())
+                text = "\n".join(json.loads(line)["text"] for line in text.split("\n") if line.strip())
     except (OSError, EOFError, lzma.LZMAError) as error:
         raise UserError(f"cannot read {path}: {error}") from error
     except UnicodeDecodeError as error:
