@@ -182,6 +182,15 @@ def test_a_damaged_adapter_is_one_sentence(base, tmp_path, file, content, said):
         load(f"{base}+{folder}")
 
 
+def test_values_that_are_no_numbers_are_refused(base, tmp_path):
+    folder, _ = written(tmp_path / "sibling", base)
+    tensors = load_file(folder / TENSORS)
+    tensors["mask_embedding"][3] = torch.nan
+    save_file(tensors, folder / TENSORS)
+    with pytest.raises(UserError, match=r"damaged \(mask_embedding is not finite\)"):
+        load(f"{base}+{folder}")
+
+
 def test_a_mask_id_beyond_the_vocabulary_is_refused(base, tmp_path):
     folder, _ = written(tmp_path / "sibling", base, mask_id=100_000)
     with pytest.raises(UserError, match="mask id 100000 is none of the token ids"):

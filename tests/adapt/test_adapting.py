@@ -219,7 +219,7 @@ def test_a_held_file_is_refused_by_what_is_in_it(tmp_path, small):
 
 def test_held_questions_and_passages_are_left_out(small):
     train_, held = (read_samples(small.folder / f"{name}.jsonl") for name in ("train", "asked"))
-    same_question = replace(train_[0], question=held[0].question.upper())
+    same_question = replace(train_[0], question=f"The {held[0].question.upper()}!")
     same_passage = replace(train_[1], passages=held[3].passages)
     assert apart([same_question, same_passage, *train_], held) == (train_, 2)
 
@@ -264,6 +264,20 @@ def test_mistakes_are_one_sentence_and_status_2(tmp_path, small, base):
 def test_material_of_another_base_is_refused(done, small):
     with pytest.raises(UserError, match="was prepared for another base; use another --out"):
         prepare(done / "material", load("twin:mdm"), small.given)
+
+
+def test_a_loss_that_is_no_number_ends_the_training(begun, small, monkeypatch):
+    monkeypatch.setattr(train, "EVERY", 1)
+    monkeypatch.setattr(train, "diffusion_loss", lambda *_: torch.tensor(float("nan"), requires_grad=True))
+    with pytest.raises(UserError, match="no number any more at step 1; begin anew, with a lower --peak"):
+        adapted(begun, small)
+    assert not (begun / "steps").exists()
+
+
+def test_two_files_of_one_name_are_refused(small, tmp_path):
+    (tmp_path / "text.txt").write_text("other")
+    with pytest.raises(UserError, match=r"two files are called text\.txt; rename one"):
+        adapted(tmp_path / "out", replace(small, given=replace(small.given, held_text=[tmp_path / "text.txt"])))
 
 
 def test_another_recipe_or_other_files_are_refused(done, small, tmp_path):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from floatscope.errors import UserError
 from floatscope.tasks.sample import Sample
+from floatscope.tasks.score import normalise
 from floatscope.training.text import OPENERS
 
 
@@ -38,16 +39,14 @@ def content_digest(path: Path) -> str:
 
 
 def apart(samples: Sequence[Sample], held: Sequence[Sample]) -> tuple[list[Sample], int]:
-    """The samples that share neither a question nor a right passage with one that is held, and how many do."""
-    questions = {_plain(sample.question) for sample in held}
-    passages = {_plain(p.text) for sample in held for p in sample.passages if p.gold}
-    kept = [
-        sample
-        for sample in samples
-        if _plain(sample.question) not in questions and not any(_plain(p.text) in passages for p in sample.passages)
-    ]
+    """The samples that share neither a question nor a right passage with one that is held, and how many do.
+
+    Case, punctuation and articles make no difference."""
+    questions = {normalise(sample.question) for sample in held}
+    passages = {normalise(p.text) for sample in held for p in sample.passages if p.gold}
+
+    def is_held(sample: Sample) -> bool:
+        return normalise(sample.question) in questions or any(normalise(p.text) in passages for p in sample.passages)
+
+    kept = [sample for sample in samples if not is_held(sample)]
     return kept, len(samples) - len(kept)
-
-
-def _plain(text: str) -> str:
-    return " ".join(text.casefold().split())

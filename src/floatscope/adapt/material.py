@@ -8,6 +8,7 @@ material.ids("text")               # or "held": one long array of token ids
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -47,6 +48,9 @@ class Given:
     @property
     def digests(self) -> dict[str, dict[str, str]]:
         kinds = {"text": self.text, "data": self.data, "held_text": self.held_text, "held_data": self.held_data}
+        names = Counter(path.name for paths in kinds.values() for path in paths)
+        if twice := [name for name, count in names.items() if count > 1]:
+            raise UserError(f"two files are called {twice[0]}; rename one, for the card tells files by their names")
         return {kind: {path.name: digest(path) for path in paths} for kind, paths in kinds.items()}
 
 

@@ -7,6 +7,7 @@ Text and questions are two forwards of one step. Every step draws by its number,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from floatscope.adapt.lessons import Batch
 from floatscope.adapt.losses import Forward, answer_loss, diffusion_loss, next_answer_loss, next_token_loss
 from floatscope.adapt.recipe import Recipe
+from floatscope.errors import UserError
 from floatscope.training.progress import Progress, rate
 
 EVERY = 50  # steps between two losses that are told
@@ -67,6 +69,10 @@ def train_steps(
         progress.step += 1
         if progress.step % EVERY == 0 or progress.step == recipe.steps:
             mean = torch.stack(seen).mean(0).tolist()
+            if not math.isfinite(sum(mean)):
+                raise UserError(
+                    f"the loss is no number any more at step {progress.step:,}; begin anew, with a lower --peak"
+                )
             progress.losses.append((progress.step, mean[0], mean[1]))
             seen = []
             yield progress

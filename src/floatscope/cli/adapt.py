@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from floatscope.cli.options import Device, Name
+from floatscope.cli.options import Name
 
 
 def adapt(
@@ -34,7 +34,7 @@ def adapt(
     mask: Annotated[str | None, typer.Option(help="The mask: a token, its id, or new. Default: a free one.")] = None,
     seed: Annotated[int, typer.Option(help="Of whatever is drawn.")] = 0,
     workers: Annotated[int, typer.Option(min=0, help="Processes that make rows ahead.")] = 4,
-    device: Device = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; without it a GPU if there is one.")] = None,
     licence: Annotated[str, typer.Option(help="Licence and source of the files, as the card shall say.")] = "",
 ) -> None:
     """Make a masked diffusion model of a causal one, in legs that can be broken off and moved.
@@ -79,4 +79,4 @@ def adapt(
     if left := unfinished(out):
         console.print(f"this leg is over; still to do: {', '.join(left)}. Run the same command to go on")
     else:
-        console.print(f"done: {out / 'adapter'}, with its scores and its card; open it as {model}+{out / 'adapter'}")
+        console.print(f"done: {out / 'adapter'}, with its card; open it as {model}+{out / 'adapter'}")

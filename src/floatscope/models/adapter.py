@@ -86,6 +86,8 @@ def read_adapter(folder: Path) -> Adapter:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise UserError(f"{folder / TENSORS} is missing or damaged ({reason(error)}); fetch it again") from error
+    if wild := [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]:
+        raise UserError(f"{folder / TENSORS} is damaged ({listed(wild, 1)} is not finite); fetch it again")
     weights = fingerprint(folder / ABOUT, folder / TENSORS)
     return Adapter(**{name: about[name] for name in KEPT}, tensors=tensors, name=folder.resolve().name, weights=weights)
 
