@@ -174,6 +174,15 @@ def test_every_step_draws_its_own_masks(begun, small, monkeypatch):
     assert len(set(seeds)) == 3
 
 
+def test_a_network_that_takes_no_half_open_mask_is_refused_in_a_sentence():
+    from transformers import BloomConfig, BloomForCausalLM
+
+    module = BloomForCausalLM(BloomConfig(vocab_size=50, hidden_size=16, n_layer=1, n_head=2)).eval()
+    tokens = torch.zeros(2, 6, dtype=torch.long)
+    with pytest.raises(UserError, match=r"BloomForCausalLM takes no half-open mask \(.+\); leave --anneal out"):
+        train._forward(module, 0.5, torch.Generator())(tokens, None)
+
+
 def test_annealing_trains(begun, small):
     adapted(begun, small, replace(RECIPE, steps=3, anneal=2))
     assert (begun / "adapter" / "README.md").read_text().count("opened over 2 steps") == 1

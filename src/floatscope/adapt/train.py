@@ -14,12 +14,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from floatscope.adapt.lessons import Batch
 from floatscope.adapt.losses import Forward, answer_loss, diffusion_loss, next_answer_loss, next_token_loss
 from floatscope.adapt.recipe import Recipe
 from floatscope.errors import UserError
+from floatscope.models.said import FAILS, reason
 from floatscope.training.progress import Progress, rate
 
 EVERY = 50  # steps between two losses that are told
@@ -101,21 +103,32 @@ def opened(recipe: Recipe, step: int) -> float:
 
 def _forward(module: Any, share: float, draw: torch.Generator, causal: bool = False) -> Forward:
     def forward(tokens: Tensor, valid: Tensor | None) -> Tensor:
-        length = tokens.shape[1]
         mask = None if valid is None else valid.long()
-        if share < 1:  # some of what comes later, the same for all rows of a batch
-            later = torch.rand(length, length, device=tokens.device, generator=draw) < share
-            sees = torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril() | later
-            mask = sees[None, None].expand(len(tokens), 1, length, length)
-            mask = (
-                mask
-                if valid is None
-                else mask & (valid[:, None, None] | torch.eye(length, device=tokens.device).bool())
-            )
-        logits: Tensor = module(input_ids=tokens, attention_mask=mask, is_causal=causal, use_cache=False).logits
+        if share < 1:
+            mask = _half_open(tokens, valid, share, draw)
+        try:
+            logits: Tensor = module(input_ids=tokens, attention_mask=mask, is_causal=causal, use_cache=False).logits
+        except FAILS as error:
+            if share == 1 or isinstance(error, torch.OutOfMemoryError):
+                raise
+            named = type(module).__name__
+            raise UserError(f"{named} takes no half-open mask ({reason(error)}); leave --anneal out") from error
         return logits
 
     return forward
+
+
+def _half_open(
+    tokens: Int[Tensor, "row position"],
+    valid: Bool[Tensor, "row position"] | None,
+    share: float,
+    draw: torch.Generator,
+) -> Bool[Tensor, "row 1 position position"]:
+    """All that comes before and some of what comes later, the same for all rows; padding sees and is seen by itself."""
+    (rows, length), device = tokens.shape, tokens.device
+    later = torch.rand(length, length, device=device, generator=draw) < share
+    sees = (torch.ones(length, length, dtype=torch.bool, device=device).tril() | later).expand(rows, 1, length, length)
+    return sees if valid is None else sees & (valid[:, None, None] | torch.eye(length, dtype=torch.bool, device=device))
 
 
 def _to(device: torch.device, array: np.ndarray) -> Tensor:
