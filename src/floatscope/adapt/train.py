@@ -24,7 +24,7 @@ from floatscope.errors import UserError
 from floatscope.models.said import FAILS, reason
 from floatscope.training.progress import Progress, rate
 
-EVERY = 50  # steps between two losses that are told
+EVERY = 20  # steps between two losses that are kept
 
 
 def optimizer_for(module: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
@@ -42,7 +42,7 @@ def train_steps(
     over: Callable[[], bool],
     compiled: bool = False,
 ) -> Iterator[Progress]:
-    """Until the time is over or all steps are done; yields every few steps and at the last. Without a mask the next
+    """Until the time is over or all steps are done; yields after every step. Without a mask the next
     token is learnt. The module stays as it is when it is asked: a dropout would draw otherwise in every leg."""
     device = next(module.parameters()).device
     learnt = [p for p in module.parameters() if p.requires_grad]
@@ -77,7 +77,7 @@ def train_steps(
                 )
             progress.losses.append((progress.step, mean[0], mean[1]))
             seen = []
-            yield progress
+        yield progress
 
 
 def _text_loss(forward: Forward, text: Tensor, draw: torch.Generator, mask_id: int | None) -> Tensor:

@@ -54,7 +54,8 @@ def adapt(
     given = Given(text, data, held_text, held_data)
     columns = TextColumn("[bold]{task.description:<9}[/]"), BarColumn(), TextColumn("{task.fields[said]}")
     command = shlex.join(["floatscope", *sys.argv[1:]])
-    with ExitStack() as shown:  # the bar begins with the first thing there is to tell
+    with ExitStack() as shown:
+        waiting = shown.enter_context(console.status("preparing"))
         bars = Progress(*columns, TimeRemainingColumn(), console=console)
         task: TaskID | None = None
         for told in leg(
@@ -69,13 +70,13 @@ def adapt(
             command=command,
             licence=licence,
         ):
-            said = (
-                f"text {told.text_loss:.3f}  answers {told.answer_loss:.3f}  {told.tokens_per_second / 1e3:,.0f} ktok/s"
-            )
+            rate = f"{told.tokens_per_second:,.0f} tokens/s"
+            losses = f"text {told.text_loss:.3f}  answers {told.answer_loss:.3f}  " if told.text_loss > 0 else ""
             if task is None:
+                waiting.stop()
                 shown.enter_context(bars)
-                task = bars.add_task("adapt", total=told.steps, said=said)
-            bars.update(task, completed=told.step, said=said)
+                task = bars.add_task("adapt", total=told.steps, said="")
+            bars.update(task, completed=told.step, said=losses + rate)
     if left := unfinished(out):
         console.print(f"this leg is over; still to do: {', '.join(left)}. Run the same command to go on")
     else:
