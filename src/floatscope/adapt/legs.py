@@ -29,6 +29,7 @@ from floatscope.models import Model, load
 from floatscope.models.adapter import (
     TENSORS,
     Adapter,
+    adapt_model,
     base_digest,
     check_base,
     is_adapter,
@@ -36,7 +37,7 @@ from floatscope.models.adapter import (
     with_new_row,
     write_adapter,
 )
-from floatscope.models.load import joined, weights_of
+from floatscope.models.load import weights_of
 from floatscope.models.place import device_of
 from floatscope.models.probe import probed
 from floatscope.training.ahead import ahead
@@ -113,11 +114,11 @@ def finish(done: Path, base: str, material: Path, place: torch.device) -> None:
         ids, adapter = Material(material, {}).ids("held"), read_adapter(done)
         scores: dict[str, object] = {"adapter": digest(done / TENSORS)}
         if len(ids) and adapter.mask_id is not None:
-            scores["masked"] = masked_accuracy(load(joined(base, done), device=place), ids)
-            plain = load(base, device=place)
-            if adapter.mask_id < plain.vocabulary:  # a new row means nothing to the base
-                spec = replace(plain.spec, family="mdm", mask_id=adapter.mask_id)
-                scores["masked_base"] = masked_accuracy(replace(plain, spec=spec), ids)
+            model = load(base, device=place)
+            if adapter.mask_id < model.vocabulary:  # a new row means nothing to the base
+                spec = replace(model.spec, family="mdm", mask_id=adapter.mask_id)
+                scores["masked_base"] = masked_accuracy(replace(model, spec=spec), ids)
+            scores["masked"] = masked_accuracy(adapt_model(model, adapter), ids)
         with writing("the scores", done):
             write_json(done / SCORES, scores)
     write_card(done)
