@@ -74,9 +74,7 @@ def measure(what: str, shape: str, device: str, recipe: Recipe) -> tuple[float, 
         learn(module, MASK, recipe.rank)
         optimizer = train.optimizer_for(module, recipe)
         train.EVERY = 1
-        for _ in train.train_steps(
-            module, optimizer, recipe, MASK, rows, Progress(0, []), lambda: False, what == "compiled"
-        ):
+        for _ in train.train_steps(module, optimizer, recipe, rows, Progress(0, []), lambda: False, what == "compiled"):
             times.append(_now(device))
     half = len(times) // 2
     speed = 2 * recipe.tokens * (len(times) - 1 - half) / (times[-1] - times[half])
@@ -96,7 +94,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=16384 if torch.cuda.is_available() else 2048)
     parser.add_argument("--steps", type=int, default=24)
     args = parser.parse_args()
-    recipe = Recipe(steps=args.steps, tokens=args.tokens)
+    recipe = Recipe(steps=args.steps, tokens=args.tokens, mask_id=MASK)
     kinds = ["forward", "eager", *(["compiled"] if args.device == "cuda" else [])]
     print(f"{machine(args.device)}, commit {commit()}, shape {args.shape}, {args.tokens:,} tokens of each kind a step")
     print("| | ktok/s | of forward | GiB |\n|---|---:|---:|---:|")

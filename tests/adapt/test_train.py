@@ -14,7 +14,7 @@ from floatscope.training.progress import Progress
 
 
 def test_a_base_with_dropout_learns_the_same_whatever_was_drawn_before():
-    recipe = Recipe(rank=2, steps=2, tokens=512)
+    recipe = Recipe(mask_id=39, rank=2, steps=2, tokens=512)
     rows = np.arange(32).reshape(2, 16)
     roles = np.full((2, 16), PROMPT)
     roles[:, 12:] = ANSWER
@@ -25,6 +25,6 @@ def test_a_base_with_dropout_learns_the_same_whatever_was_drawn_before():
         learn(module, 39, recipe.rank)
         torch.manual_seed(seed)
         batches = iter([Batch(rows, rows, roles)] * 2)
-        list(train_steps(module, optimizer_for(module, recipe), recipe, 39, batches, Progress(0, []), lambda: False))
+        list(train_steps(module, optimizer_for(module, recipe), recipe, batches, Progress(0, []), lambda: False))
         found.append(learnt(module, torch.float32))
     assert all(torch.equal(tensor, found[1][name]) for name, tensor in found[0].items())

@@ -89,15 +89,14 @@ def leg(
     model = load(base, device=place, dtype=torch.float32)
     if model.spec.family != "arm":
         raise UserError(f"{base} is no autoregressive model; an adaptation begins with one")
-    mask_id = None if recipe.control else choose_mask(model, mask)
-    recipe = fitted(recipe, model, mask_id)
+    recipe = fitted(recipe, model, None if recipe.control else choose_mask(model, mask))
     if not is_adapter(done):
-        if mask_id is not None:
-            probed(replace(model, spec=replace(model.spec, family="mdm", mask_id=mask_id, layout="adapted")))
+        if recipe.mask_id is not None:
+            probed(replace(model, spec=replace(model.spec, family="mdm", mask_id=recipe.mask_id, layout="adapted")))
         material = prepare(folder / "material", model, given)
-        if mask_id is not None:
-            check_free(model, mask_id, material.ids())
-        yield from _train(now, base, model, mask_id, recipe, material)
+        if recipe.mask_id is not None:
+            check_free(model, recipe.mask_id, material.ids())
+        yield from _train(now, base, model, recipe, material)
     else:
         then = read_json(done / TRAINING)
         check_base(read_adapter(done), weights_of(base))
@@ -139,13 +138,11 @@ def fitted(recipe: Recipe, model: Model, mask_id: int | None) -> Recipe:
     return replace(recipe, length=min(recipe.length, most), lengths=lengths)
 
 
-def _train(
-    now: Leg, base: str, model: Model, mask_id: int | None, recipe: Recipe, material: Material
-) -> Iterator[Told]:
+def _train(now: Leg, base: str, model: Model, recipe: Recipe, material: Material) -> Iterator[Told]:
     module, steps = model.module, now.folder / "steps"
-    if mask_id == model.vocabulary:
+    if recipe.mask_id == model.vocabulary:
         with_new_row(module)
-    learn(module, mask_id, recipe.rank or None, recipe.seed)
+    learn(module, recipe.mask_id, recipe.rank or None, recipe.seed)
     optimizer = optimizer_for(module, recipe)
     progress = restore(steps, module, optimizer, recipe, KIND) or Progress(0, [])
     began, start, earlier, saved = time.monotonic(), progress.step, progress.seconds, time.monotonic()
@@ -154,7 +151,7 @@ def _train(
         def over() -> bool:
             return bool(interrupted) or now.over
 
-        for _ in train_steps(module, optimizer, recipe, mask_id, batches, progress, over, model.device.type == "cuda"):
+        for _ in train_steps(module, optimizer, recipe, batches, progress, over, model.device.type == "cuda"):
             progress.seconds = earlier + time.monotonic() - began
             if time.monotonic() - saved > SAVE_EVERY:
                 save(steps, module, optimizer, progress, recipe, KIND)
@@ -167,18 +164,16 @@ def _train(
     if interrupted:
         raise KeyboardInterrupt
     if progress.step >= recipe.steps:
-        _write(now, base, model, mask_id, recipe, material, progress)
+        _write(now, base, model, recipe, material, progress)
         rate = progress.step * 2 * recipe.tokens / progress.seconds  # over all legs
         yield told(KIND, progress, recipe, rate, finished=True)
 
 
-def _write(
-    now: Leg, base: str, model: Model, mask_id: int | None, recipe: Recipe, material: Material, progress: Progress
-) -> None:
+def _write(now: Leg, base: str, model: Model, recipe: Recipe, material: Material, progress: Progress) -> None:
     """The adapter in bf16, with training.json, put in place when it is whole."""
-    token = None if model.text is None else model.text.name_of(mask_id)
+    token = None if model.text is None else model.text.name_of(recipe.mask_id)
     tensors, sha256 = learnt(model.module, torch.bfloat16), base_digest(weights_of(base))
-    adapter = Adapter(model.spec.name, sha256, mask_id, token, recipe.rank or None, tensors)
+    adapter = Adapter(model.spec.name, sha256, recipe.mask_id, token, recipe.rank or None, tensors)
     done = now.folder / "adapter"
     part = done.with_name("adapter.part")
     tokens = 2 * progress.step * recipe.tokens

@@ -1,6 +1,6 @@
 """Step after step of an adaptation.
 
-    for progress in train_steps(module, optimizer, recipe, mask_id, batches, Progress(0, []), over): ...
+    for progress in train_steps(module, optimizer, recipe, batches, Progress(0, []), over): ...
 
 Text and questions are two forwards of one step. Every step draws by its number, so that legs make no difference.
 """
@@ -36,7 +36,6 @@ def train_steps(
     module: nn.Module,
     optimizer: torch.optim.Optimizer,
     recipe: Recipe,
-    mask_id: int | None,
     batches: Iterator[Batch],
     progress: Progress,
     over: Callable[[], bool],
@@ -44,7 +43,7 @@ def train_steps(
 ) -> Iterator[Progress]:
     """Until the time is over or all steps are done; yields after every step. Without a mask the next
     token is learnt. The module stays as it is when it is asked: a dropout would draw otherwise in every leg."""
-    device = next(module.parameters()).device
+    device, mask_id = next(module.parameters()).device, recipe.mask_id
     learnt = [p for p in module.parameters() if p.requires_grad]
     bf16 = torch.autocast(device.type, torch.bfloat16) if device.type == "cuda" else nullcontext()
     if compiled:

@@ -139,10 +139,6 @@ def parted(name: str | Path) -> tuple[str | Path, Path | None]:
     return base, as_path(adapter)
 
 
-def joined(base: str | Path, adapter: Path) -> str:
-    return f"{base}+{adapter}"
-
-
 def weights_of(name: str | Path, revision: str | None = None, trust_remote_code: bool = False) -> Path:
     """The file or folder that holds the weights behind a name."""
     path = as_path(name)
