@@ -18,6 +18,7 @@ sys.path.append(str(Path(__file__).parent.parent))
 import pandas as pd
 from figures import drawn
 from paper import ANSWERS, CLAIMS, WHO, mean_of
+from run import STUDIES as RUN
 from runs import finished, machines, swept, tried
 from shown import markdown, points, rows
 from tables import CONTROL, read_table
@@ -53,6 +54,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parts = [head(args.out), *adapter(args.adapter), *claims(args.out)]
     parts += [*scores(args.out), *stress(args.out), *attention(args.out), *heads(args.out)]
     parts += [*pictures(args.out, args.page), *interventions(args.out)]
+    parts += missing(args.out)
     parts.append(f"---\n\nfloatscope {fs.__version__}. The runs were made on {machines(args.out)}.\n")
     args.page.write_text("\n".join(parts))
 
@@ -332,6 +334,16 @@ def pictures(out: Path, page: Path) -> Iterator[str]:
         yield "### In pictures\n\nBands are 95 % intervals, dashed lines untrained controls.\n"
     for path, caption in found:
         yield f"![{caption}]({path.relative_to(page.parent)})\n"
+
+
+def missing(out: Path) -> Iterator[str]:
+    """What `run.py` would still ask."""
+    swept_all = {kind: all(swept(out / "stress" / kind / who) for who in WHO) for kind in SWEEPS}
+    tried_all = {study: all(tried(out / "studies" / study / who) for who in WHO) for study in RUN}
+    left = [f"`--kind {kind}`" for kind, done in swept_all.items() if not done]
+    left += [f"the study `{study}`" for study, done in tried_all.items() if not done]
+    if left:
+        yield f"## Not run yet\n\n{', '.join(left)}: no claim above rests on them.\n"
 
 
 # Interventions.

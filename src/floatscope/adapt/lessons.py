@@ -74,7 +74,10 @@ class Maker:
             if len(prompt) + room <= length:
                 break
         else:
-            raise UserError(f"of {TRIES} questions none fits into a row of {length} tokens with its right passages")
+            raise UserError(
+                f"of {TRIES} questions none fits into a row of {length} tokens with its right passages; give questions"
+                " with shorter ones, or a base with fewer tokens to a word"
+            )
         ids = [*prompt, *answer, *[self._source.end] * (room - len(answer))]
         tokens, roles = np.full(length, self._source.fill, np.int32), np.full(length, PAD, np.uint8)
         tokens[: len(ids)] = ids
