@@ -76,5 +76,5 @@ def tried(out: Path) -> bool:
 def machines(out: Path) -> str:
     """What the runs were made on, and in which type."""
     records = [read_record(path.parent) for path in sorted(out.rglob(RECORD))]
-    made = [(each["provenance"], each["settings"]["dtype"]) for each in records]
+    made = [(on, each["settings"]["dtype"]) for each in records for on in (each["provenance"], *each["resumed"])]
     return " and ".join(dict.fromkeys(f"{on['device']} ({dtype}, torch {on['torch']})" for on, dtype in made))

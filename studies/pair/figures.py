@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
+from runs import swept
 from tables import CONTROL, read_table
 
 from floatscope.analysis.estimate import estimate
@@ -30,7 +31,7 @@ def drawn(out: Path, to: Path) -> Iterator[tuple[Path, str]]:
             yield to / f"{name}.png", caption
         yield from _heads(out, to)
     for kind, title, x, caption in SWEEPS:
-        if (out / "stress" / kind).exists():
+        if all(swept(out / "stress" / kind / who) for who in LABELS):
             draw(_sweep(out / "stress" / kind, title, x), to / f"{kind}.png", models=list(LABELS.values()))
             yield to / f"{kind}.png", caption
 

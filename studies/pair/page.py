@@ -63,7 +63,10 @@ def main(given: Sequence[str] | None = None) -> None:
 
 ALIKE = """
 The ARM is a control: it learnt from the same rows as the MDM, in the same order, with small matrices of the same rank,
-but with its causal mask and the next token. The base is what both were made from.
+but with its causal mask and the next token. The base is what both were made from. Both learnt equally long, and not
+equally much: the ARM went on as it was, while the MDM had to learn to fill masks and to look both ways. So where the
+MDM scores less, the short training may be why. The control is not shipped; [adapt.md](adapt.md#smollm2-and-its-sibling)
+has its command.
 """
 UNLIKE = """
 **The MDM was made from the ARM and learnt to answer questions with passages, and the ARM learnt nothing more.** So
@@ -343,7 +346,7 @@ def missing(out: Path) -> Iterator[str]:
     left = [f"`--kind {kind}`" for kind, done in swept_all.items() if not done]
     left += [f"the study `{study}`" for study, done in tried_all.items() if not done]
     if left:
-        yield f"## Not run yet\n\n{', '.join(left)}: no claim above rests on them.\n"
+        yield f"## Not finished\n\n{', '.join(left)}. Claims above that rest on them rest on those of their runs that are.\n"
 
 
 # Interventions.

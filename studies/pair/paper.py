@@ -350,7 +350,7 @@ INTERVENTIONS = [
         0.02,
         lambda m: effective("mdm")(m) - effective("arm")(m),
     ),
-    _hurts("MDMs lean less on their retrieval heads", "NLL, the first five zeroed", "heads", "heads-5", "nll"),
+    _hurts("MDMs lean less on their retrieval heads", "NLL, the first four zeroed", "heads", "heads-4", "nll"),
 ]
 
 CLAIMS = [*ATTENTION, *ANSWERS, *INTERVENTIONS]

@@ -32,7 +32,7 @@ from floatscope.tasks.stress import points
 
 PASSAGES = 5
 HOW: dict[str, Any] = {"prompt": "instruct", "new_tokens": 16}
-QUESTIONS = {"scores": 400, "position": 150, "noise": 150, "query": 100, "traces": 24, "studies": 24}
+QUESTIONS = {"scores": 400, "position": 150, "noise": 150, "query": 100, "traces": 24, "studies": 48}
 SETTINGS: dict[str, int | str] = {"closed": 0, "gold": "gold", "five": "all"}
 STRESS: dict[str, dict[str, Any]] = {
     "position": {"documents": PASSAGES},
@@ -42,7 +42,7 @@ STRESS: dict[str, dict[str, Any]] = {
 STUDIES: dict[str, dict[str, Any]] = {
     "sinks": {"counts": (1, 5), "draws": 1},
     "pin": {"counts": 5},
-    "heads": {"counts": (5, 20), "draws": 1},
+    "heads": {"counts": (2, 4), "draws": 1},
     "blank": {"draws": 1},
 }
 
