@@ -22,7 +22,7 @@ from run import STUDIES as RUN
 from runs import finished, machines, swept, tried
 from shown import markdown, points, rows
 from tables import CONTROL, read_table
-from verdict import HOLDS, Stat, Told, of_means, verdict
+from verdict import HOLDS, NOT, OPEN, Stat, Told, of_means, verdict
 
 import floatscope as fs
 from floatscope.analysis.floating import THIRDS
@@ -166,7 +166,15 @@ def claims(out: Path) -> Iterator[str]:
             said += ", and the lessons may be why"
         lines.append([claim.says, claim.measured, *plain, claim.tested, _interval(apart, claim.scale), f"**{said}**"])
     yield RULES
+    yield f"Of {len(lines) - 1} tests {tally([line[-1] for line in lines[1:]])}.\n"
     yield markdown(lines)
+
+
+def tally(verdicts: Sequence[str]) -> str:
+    """How many of them say what."""
+    kinds = {HOLDS: "hold", NOT: "do not", OPEN: "cannot be told"}
+    counts = {said: sum(verdict.startswith(f"**{kind}") for verdict in verdicts) for kind, said in kinds.items()}
+    return ", ".join(f"{count} {said}" for said, count in counts.items())
 
 
 def _digits(scale: float, mean: float) -> int:
@@ -346,7 +354,7 @@ def missing(out: Path) -> Iterator[str]:
     left = [f"`--kind {kind}`" for kind, done in swept_all.items() if not done]
     left += [f"the study `{study}`" for study, done in tried_all.items() if not done]
     if left:
-        yield f"## Not finished\n\n{', '.join(left)}. Claims above that rest on them rest on those of their runs that are.\n"
+        yield f"## Not finished\n\n{', '.join(left)}. A claim above that is about one of them rests on finished runs.\n"
 
 
 # Interventions.

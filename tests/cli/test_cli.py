@@ -18,7 +18,7 @@ HEAVY = ("torch", "transformers", "matplotlib", "numpy", "xarray", "safetensors"
 
 
 def ask(*words: str):
-    return CliRunner().invoke(app, list(words))
+    return CliRunner().invoke(app, list(words), prog_name="floatscope")
 
 
 def test_help_needs_no_torch():
@@ -43,10 +43,30 @@ def test_python_dash_m_is_the_same_command():
     assert done.stdout == f"floatscope {floatscope.__version__}\n"
 
 
-def test_an_unknown_command_is_refused_with_the_allowed_ones_a_word_away():
-    done = ask("docter")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["docter"], "no such command 'docter'; did you mean 'doctor'; floatscope --help tells"),
+        (["twins", "feed"], "no such command 'feed'; floatscope twins --help tells"),
+        (["--frobnicate"], "no such option: --frobnicate; floatscope --help tells"),
+        (["decode", "twin:mdm", "--promt", "x"], "no such option: --promt (Possible options: --preset, --prompt);"),
+        (["decode"], "missing argument 'model'; floatscope decode --help tells"),
+        (["eval", "twin:mdm", "--data", "x", "--limit", "some"], "invalid value for '--limit': "),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_wrong_word_is_one_sentence_with_the_remedy(words, said):
+    done = ask(*words)
     assert done.exit_code == 2
-    assert "No such command 'docter'. Did you mean 'doctor'?" in " ".join(done.output.split())
+    assert done.stdout == ""
+    assert done.stderr.startswith(f"floatscope: {said}")
+    assert done.stderr.endswith(" --help tells what can be given\n")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [[], ["twins"]], ids=" ".join)
+def test_a_group_alone_tells_its_commands(words):
+    assert "Usage: floatscope" in ask(*words).output
 
 
 def test_a_users_mistake_is_one_sentence_on_stderr_and_status_2(tmp_path):

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -36,19 +38,44 @@ from floatscope.cli.trace import trace
 from floatscope.cli.twins import twins
 from floatscope.errors import UserError
 
+MISUSED: type[Exception] = typer.BadParameter.__bases__[0]
+"""What click raises at a wrong command, option or value; typer brings a click of its own."""
+
 
 class Commands(TyperGroup):
     """The one place where errors become words and exit codes."""
 
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        with worded():
+            return super().make_context(*args, **kwargs)
+
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with worded():
             return super().invoke(ctx)
-        except UserError as error:
-            typer.echo(f"floatscope: {error}", err=True)
-            raise typer.Exit(2) from error
-        except KeyboardInterrupt as error:
-            typer.echo("floatscope: interrupted; whatever was finished is kept", err=True)
-            raise typer.Exit(130) from error
+
+
+@contextmanager
+def worded() -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        typer.echo(f"floatscope: {error}", err=True)
+        raise typer.Exit(2) from error
+    except KeyboardInterrupt as error:
+        typer.echo("floatscope: interrupted; whatever was finished is kept", err=True)
+        raise typer.Exit(130) from error
+    except MISUSED as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # a group without a command tells its commands
+            raise
+        typer.echo(f"floatscope: {misused(error)}", err=True)
+        raise typer.Exit(2) from error
+
+
+def misused(error: Any) -> str:
+    """click's words as one sentence, and where the right ones are told."""
+    said = " ".join(error.format_message().split()).rstrip(".?").replace(". Did", "; did")
+    command = error.ctx.command_path if error.ctx else "floatscope"
+    return f"{said[:1].lower()}{said[1:]}; {command} --help tells what can be given"
 
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
