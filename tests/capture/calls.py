@@ -174,5 +174,9 @@ def off(got: Tensor, want: Tensor) -> float:
 @contextmanager
 def small_blocks(elements: int = 64) -> Iterator[None]:
     """Blocks of a few elements, so that small inputs are cut as large ones are."""
-    with mock.patch.object(blocked, "CPU_BLOCK", elements), mock.patch.object(attention, "MASK_BLOCK", elements):
+    with (
+        mock.patch.object(blocked, "CPU_BLOCK", elements),
+        mock.patch.object(blocked, "CUDA_BLOCK", 4 * elements),
+        mock.patch.object(attention, "MASK_BLOCK", elements),
+    ):
         yield

@@ -84,35 +84,53 @@ def receive(call: Attention, lse: Tensor | None, ask: Ask, carry: Tensor | None 
 
 def rows(call: Attention, sample: Tensor, row: Tensor) -> Float[Tensor, "chosen head key"]:
     """Whole rows A[sample, :, row, :] of chosen queries, by their own softmax: [chosen, head, key]."""
-    see, KV = call.visible, call.key.shape[1]
-    keys = slice(0, see.keys)
-    out = torch.zeros(len(sample), call.query.shape[1], see.keys, device=call.query.device)
-    n_kv = max(1, CUDA_BLOCK // 4 // (see.keys * call.key.shape[-1]))
-    for b in sample.unique().tolist():
-        at = (sample == b).nonzero()[:, 0].to(out.device)
-        q = call.query[b].index_select(1, row.to(out.device)[at]).float() * call.scaling  # [h, n, d]
-        q = q.unflatten(0, (KV, call.repeats)).flatten(1, 2)  # [kv, rep * n, d]
-        parts = [q[i : i + n_kv] @ call.key[b, i : i + n_kv].float().transpose(-1, -2) for i in range(0, KV, n_kv)]
-        x = torch.cat(parts).unflatten(1, (call.repeats, -1)).flatten(0, 1)  # [h, n, key]
-        changes, chosen, seens = call.changes, row.to(out.device)[at], []
+    see, changes, keys, device = call.visible, call.changes, slice(0, call.visible.keys), call.query.device
+    out = torch.zeros(len(sample), call.query.shape[1], see.keys, device=device)
+    for some, places in _together(call, sample.tolist()):
+        b, place = torch.tensor(some, device=device), torch.tensor(places, device=device)
+        at = row.to(device)[place]  # [sample, row]
+        x = _scores(call, b, at)
+        b, at, place = (n.flatten() for n in (b[:, None].expand_as(at), at, place))
         if changes is not None:
-            changes.add_biases(x, chosen, keys, chosen + see.offset, b=b)
-        for n, i in enumerate(chosen.tolist()) if not see.plain else ():
-            one = slice(i, i + 1)
-            if (bias := see.bias(one, keys)) is not None:
-                x[:, n] += _of(bias, b)[0, :, 0]
-            if (seen := see.allowed(one, keys, x.device)) is not None:
-                seens.append(_of(seen, b)[0])
-                x[:, n] = x[:, n].masked_fill(~seens[-1][:, 0], HIDDEN)
+            changes.add_biases(x, at, keys, at + see.offset, b=b)
+        if (bias := see.bias_in(b, at)) is not None:
+            x += bias.transpose(0, 1)
+        if (seen := see.allowed_in(b, at)) is not None:
+            seen = seen.transpose(0, 1)  # [h, row, key]
+            x.masked_fill_(~seen, HIDDEN)
         p = torch.softmax(x, -1)
-        if not see.plain or changes is not None:
+        if seen is not None or changes is not None:
             p = p.masked_fill(x < HIDDEN / 2, 0.0)  # a row that sees nothing is all zeros
         if changes is not None:
-            changes.move_mass(p, chosen, keys, torch.cat(seens, 1) if seens else None, b=b)
+            changes.move_mass(p, at, keys, seen, b=b)
             if (kept := changes.kept(x.logsumexp(-1))) is not None:
                 p *= kept[..., None]
-        out[at] = p.transpose(0, 1)
+        out[place] = p.transpose(0, 1)
     return out
+
+
+def _together(call: Attention, sample: list[int]) -> Iterator[tuple[list[int], list[list[int]]]]:
+    """Some samples at a time, each with the places of its rows; where it has fewer than others its first again."""
+    places: dict[int, list[int]] = {}
+    for place, b in enumerate(sample):
+        places.setdefault(b, []).append(place)
+    most = max(map(len, places.values()), default=0)
+    filled = [(b, at + at[:1] * (most - len(at))) for b, at in places.items()]
+    step = max(1, CUDA_BLOCK // 4 // call.key[0].numel())
+    for i in range(0, len(filled), step):
+        some, rows = zip(*filled[i : i + step], strict=True)
+        yield list(some), list(rows)
+
+
+def _scores(call: Attention, b: Tensor, at: Tensor) -> Float[Tensor, "head row key"]:
+    """Of rows `at` of samples `b`, those of a sample next to each other."""
+    KV, keys, dim = call.key.shape[1:]
+    q = call.query[b[:, None], :, at].float() * call.scaling  # [sample, row, head, dim]
+    q = q.transpose(1, 2).unflatten(1, (KV, call.repeats)).flatten(2, 3)  # [sample, kv, rep * row, dim]
+    n_kv = max(1, CUDA_BLOCK // 4 // (len(b) * keys * dim))
+    parts = [q[:, i : i + n_kv] @ call.key[b, i : i + n_kv].float().mT for i in range(0, KV, n_kv)]
+    x: Tensor = torch.cat(parts, 1).unflatten(2, (call.repeats, -1)).flatten(1, 2)  # [sample, head, row, key]
+    return x.transpose(0, 1).flatten(1, 2)
 
 
 def _powers(call: Attention, lse: Tensor | None) -> Iterator[tuple[Block, Tensor, Tensor, Tensor | None]]:

@@ -82,14 +82,15 @@ class Changes:
         stands: Int[Tensor, " row"],
         unit: float = 1.0,
         heads: slice = slice(None),
-        b: int = 0,
+        b: int | Int[Tensor, " row"] = 0,
     ) -> None:
-        """To the scores of rows `at` on `keys`, in place; row i's own key is `stands[i]`. `unit`: what 1 is there."""
+        """To the scores of rows `at` on `keys`, in place; row i's own key is `stands[i]`. `unit`: what 1 is there. `b`:
+        the sample they are of, or one for each."""
         own = (stands - keys.start)[None, :, None].expand(len(x), -1, 1)
         inside = (own >= 0) & (own < x.shape[-1])
         own = own.clamp(0, x.shape[-1] - 1)
         for bias in self.biases:
-            number = (_heads(bias.keys[b], heads)[:, None, keys] * unit).clamp_min(HIDDEN)  # [h, 1, key]
+            number = (_of(bias.keys, b, heads)[..., keys] * unit).clamp_min(HIDDEN)  # [h, row|1, key]
             chosen = None if bias.queries is None else bias.queries[b, at, None].to(x.dtype)
             before = x.gather(-1, own) if bias.hides else None
             if chosen is None:
@@ -107,7 +108,7 @@ class Changes:
         keys: slice,
         seen: Bool[Tensor, "h row key"] | None,
         heads: slice = slice(None),
-        b: int = 0,
+        b: int | Int[Tensor, " row"] = 0,
     ) -> None:
         """What rows `at` give to the keys of `keys`, in place; `seen`: which of those they see (None: all)."""
         masses = [self._mass(move, p, at, keys, seen, heads, b) for move in self.moves]  # all of what was there before
@@ -117,23 +118,23 @@ class Changes:
                 share = mass.sum(-1, keepdim=True)
                 p += share / p.shape[-1] if seen is None else share * seen / seen.sum(-1, keepdim=True).clamp_min(1)
             else:
-                target = (_heads(move.target[b], heads) - keys.start).clamp(0, p.shape[-1] - 1)
-                p.scatter_add_(-1, target[:, None].expand_as(mass), mass)
+                target = (_of(move.target, b, heads) - keys.start).clamp(0, p.shape[-1] - 1)
+                p.scatter_add_(-1, target.expand_as(mass), mass)
 
     def _mass(
-        self, move: Move, p: Tensor, at: Tensor, keys: slice, seen: Tensor | None, heads: slice, b: int
+        self, move: Move, p: Tensor, at: Tensor, keys: slice, seen: Tensor | None, heads: slice, b: int | Tensor
     ) -> tuple[Tensor, Tensor]:
         """What goes from each source, [head, row, rank], and where that is in `p`."""
         width = p.shape[-1]
-        source = _heads(move.source[b], heads) - keys.start
+        source = _of(move.source, b, heads) - keys.start  # [head, row|1, rank]
         goes = (source >= 0) & (source < width)
         if move.target is not None:
-            target = _heads(move.target[b], heads) - keys.start
-            goes &= (target >= 0) & (target < width)
-        source = source.clamp(0, width - 1)[:, None].expand(-1, p.shape[1], -1)
-        mass = p.gather(-1, source) * goes[:, None]
+            target = _of(move.target, b, heads) - keys.start
+            goes = goes & (target >= 0) & (target < width)
+        source = source.clamp(0, width - 1).expand(-1, p.shape[1], -1)
+        mass = p.gather(-1, source) * goes
         if move.target is not None and seen is not None:
-            place = target.clamp(0, width - 1)[:, None].expand_as(source)
+            place = target.clamp(0, width - 1).expand_as(source)
             mass = mass * seen.expand(len(p), -1, -1).gather(-1, place)
         if move.queries is not None:
             mass = mass * move.queries[b, at, None]
@@ -157,6 +158,7 @@ def _inside(at: Tensor, keys: slice) -> Tensor:
     return there.masked_fill((there < 0) | (there >= keys.stop - keys.start), NOWHERE)
 
 
-def _heads(x: Tensor, heads: slice) -> Tensor:
-    """Some heads of what may be the same for all."""
-    return x if len(x) == 1 else x[heads]
+def _of(x: Tensor, b: int | Tensor, heads: slice) -> Tensor:
+    """What is a sample's, or each row's own sample's, [h, row|1, …]; some heads of what may be the same for all."""
+    own = x[b].transpose(0, 1) if isinstance(b, Tensor) else x[b][:, None]
+    return own if len(own) == 1 else own[heads]

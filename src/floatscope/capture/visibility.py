@@ -182,6 +182,37 @@ class Visibility:
             return None
         return self.mask[:, :, rows, keys].float().clamp_min(HIDDEN)
 
+    def allowed_in(self, sample: Int[Tensor, " row"], row: Int[Tensor, " row"]) -> Bool[Tensor, "row h key"] | None:
+        """What queries of any samples see, [row, head|1, key]; None when they see everything."""
+        seen: Tensor | None = None
+        k = torch.arange(self.keys, device=row.device)
+        match self.kind:
+            case "full":
+                pass
+            case "rule":
+                assert self.rule is not None
+                b, q = (x[:, None, None, None] for x in (_among(sample, self.batch), row + self.offset))
+                seen = self.rule(b, torch.zeros_like(b[:1]), q, k[None, None, None]).expand(len(row), 1, 1, len(k))[
+                    :, 0
+                ]
+            case "mask":
+                assert self.mask is not None
+                part = self.mask[_among(sample, len(self.mask)), :, row]
+                seen = part if part.dtype == torch.bool else part > HIDES
+            case _:
+                lo, hi = (x[_among(sample, len(x)), row, None, None] for x in self._key_interval(row.device))
+                seen = (k >= lo) & (k < hi)
+        if self.valid is not None:
+            keep = self.valid.to(row.device)[sample, None]
+            seen = keep if seen is None else seen & keep
+        return seen
+
+    def bias_in(self, sample: Int[Tensor, " row"], row: Int[Tensor, " row"]) -> Float[Tensor, "row h key"] | None:
+        """What is added to the visible scores of queries of any samples; None when nothing is."""
+        if self.mask is None or self.mask.dtype == torch.bool:
+            return None
+        return self.mask[_among(sample, len(self.mask)), :, row].float().clamp_min(HIDDEN)
+
     def sample(self, b: int) -> tuple[Visibility, slice, slice]:
         """One sample with its padding cut away: its visibility and the slices of queries and keys that remain.
 
@@ -384,6 +415,11 @@ class Visibility:
         heads = 1 if self.mask is None else self.mask.shape[1]
         step = max(1, EXPANDED // max(1, self.keys * batch * heads))
         return [slice(i, min(i + step, self.queries)) for i in range(0, self.queries, step)]
+
+
+def _among(sample: Tensor, several: int) -> Tensor:
+    """Which of `several` is a sample's: its own, or the one that is for all."""
+    return sample if several > 1 else torch.zeros_like(sample)
 
 
 def padding(valid: Tensor | None) -> Tensor | None:

@@ -164,7 +164,8 @@ class Watcher:
             raise ValueError(f"row {int(commits.row.min())} decided a commit, but no position it decides was masked")
         with torch.no_grad(), torch.autocast(canvas.tokens.device.type, enabled=False), full_precision():
             expected = [plan.expected(commits) for plan in self._plans]
-            predicted = [_predicting_rows(call, commits.to(call.query.device)) for call in self._held]
+            here = commits.to(torch.device("cpu"))  # once, not for every layer
+            predicted = [_predicting_rows(call, here) for call in self._held]
             layers = self._summaries(commits, predicted, expected)
             for i, p in enumerate(predicted):
                 layers[i] |= chosen_rows(p, self._plans[self.layer_visibility[i]].member, commits, self.fields)
