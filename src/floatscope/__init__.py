@@ -20,7 +20,7 @@ __version__ = "0.6.0"
 _HOME = {
     "Decoding": "decoding",
     "decode": "decoding",
-    "final_state": "decoding",
+    "final_state": "final_state",
     "lens": "lens",
     "answer_nll": "likelihood",
     "trace_samples": "tracing",
@@ -55,8 +55,9 @@ __all__ = sorted(_HOME)
 if TYPE_CHECKING:
     from floatscope.capture.reducer import Reducer
     from floatscope.capture.watcher import Watch
-    from floatscope.decoding import Decoding, decode, final_state
+    from floatscope.decoding import Decoding, decode
     from floatscope.errors import UserError
+    from floatscope.final_state import final_state
     from floatscope.lens import lens
     from floatscope.likelihood import answer_nll
     from floatscope.models import Model, ModelSpec, load, untrained, write_checkpoint, write_random

@@ -20,7 +20,8 @@ import torch
 from floatscope.analysis import absorption, difference, estimate, floating_index, looks
 from floatscope.analysis.floating import THIRDS, tops
 from floatscope.capture.watcher import Watch
-from floatscope.decoding import decode, final_state
+from floatscope.decoding import decode
+from floatscope.final_state import final_state
 from floatscope.models import Model, load, untrained
 from floatscope.models.files import WHOLE
 from floatscope.tasks.sample import Sample
