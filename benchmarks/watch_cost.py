@@ -7,6 +7,7 @@ R        received attention of 16 query groups (3 groups and 13 regions), nothin
 summary  everything the keep level `summary` computes in a forward: R, entropy, rollout, top keys, moments, norms
 decode   summary as `decode` runs it: keys held until the commits are known, then one predicting row
 eager    `attn_implementation="eager"` with `output_attentions=True`, the usual way to see attention
+ragged … `decode` for a batch of 16 canvases of several lengths, each with a commit; up to 1024 tokens
 causal … the same for an autoregressive model: plain, R, summary, and TransformerLens keeping every pattern (CPU only)
 graph    both sides replayed as a CUDA graph: what is left when launches are free
 
@@ -53,6 +54,7 @@ LENGTHS = {"cuda": (256, 1024, 4096, 16384, 32768), "cpu": (512, 2048)}
 ROUNDS = {"cuda": {256: 40, 1024: 30, 4096: 15, 16384: 7, 32768: 2}, "cpu": {512: 15, 2048: 9}}
 EAGER_UP_TO = {"cuda": 4096, "cpu": 2048}
 REGIONS = 13
+RAGGED, RAGGED_UP_TO = 16, 1024
 R_ALONE = ("received", "regions")
 
 
@@ -80,6 +82,16 @@ def canvas_of(T: int, vocab: int, device: str) -> CanvasState:
     return CanvasState(tokens, states, regions=Regions(regions.names, regions.member.to(device)))
 
 
+def ragged_canvas(T: int, vocab: int, device: str) -> CanvasState:
+    """Sixteen of them, the longest T and each a little shorter than the one before; padding on the left."""
+    one = canvas_of(T, vocab, device)
+    states = one.states.repeat(RAGGED, 1)
+    for i in range(RAGGED):
+        states[i, : i * T // (4 * RAGGED)] = int(State.PAD)
+    regions = Regions(one.regions.names, one.regions.member.repeat(RAGGED, 1, 1))
+    return CanvasState(one.tokens.repeat(RAGGED, 1), states, regions=regions)
+
+
 @dataclass(frozen=True)
 class Variant:
     """What is timed, and the context it stands in: entered before the clock starts, as decoding does."""
@@ -93,6 +105,8 @@ class Bench:
         self.device, self.model = device, build(device)
 
     def forward(self, canvas: CanvasState, causal: bool = False, **kwargs: Any) -> Any:
+        if len(canvas.tokens) > 1:
+            kwargs["attention_mask"] = canvas.valid.long()
         return self.model(input_ids=canvas.tokens, is_causal=causal, use_cache=False, **kwargs)
 
     def plain(self, canvas: CanvasState, causal: bool = False) -> Variant:
@@ -190,6 +204,12 @@ def measure(bench: Bench, T: int) -> list[dict[str, Any]]:
     }
     if EAGER_UP_TO[bench.device] >= T:
         runs["eager"] = bench.eager(canvas)
+    if T <= RAGGED_UP_TO:
+        ragged, each = ragged_canvas(T, bench.model.config.vocab_size, bench.device), torch.arange(RAGGED)
+        runs["ragged plain"] = bench.plain(ragged)
+        runs["ragged decode"] = bench.watched(
+            ragged, Watcher(Watch(), rows=True), Commits(each, *[last.expand(RAGGED)] * 3, torch.ones(RAGGED))
+        )
     if bench.device == "cpu":
         runs["causal plain"] = bench.plain(canvas, causal=True)
         runs["causal R"] = bench.watched(canvas, Watcher(Watch(fields=R_ALONE)), causal=True)
@@ -211,7 +231,7 @@ def measure(bench: Bench, T: int) -> list[dict[str, Any]]:
     rows = []
     for name in runs:
         mode = name.split()[0]
-        base = f"{mode} plain" if mode in ("graph", "causal") else "plain"
+        base = f"{mode} plain" if mode in ("graph", "causal", "ragged") else "plain"
         median = statistics.median(times[name])
         rows.append(
             {

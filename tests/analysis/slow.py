@@ -200,10 +200,14 @@ def not_anchors(world: World, eps: float) -> float:
 # §3
 
 
+def always(world: World, layer: int) -> set[int]:
+    """Keys that can be ranked at every step."""
+    return set.intersection(*(set(eligible(world, t, layer)) for t in range(world.steps)))
+
+
 def path(world: World, layer: int) -> list[int]:
-    always = set.intersection(*(set(eligible(world, t, layer)) for t in range(world.steps)))
     each = [on_scale(world, t, layer, "lift") for t in range(world.steps)]
-    return [top({j: x for j, x in lift.items() if j in always}) for lift in each]
+    return [top({j: x for j, x in lift.items() if j in always(world, layer)}) for lift in each]
 
 
 def mode(values: Iterable[int]) -> int:

@@ -60,7 +60,7 @@ def third(depth: float) -> str:
 
 
 def drift(look: Look) -> pd.DataFrame:
-    """How the top key and the set of anchors move over the steps.
+    """How the top key and the set of anchors move over the steps, among the keys that are eligible at all of them.
 
     The centroid is that of the anchors, weighted by lift; steps without anchors have none.
     """
@@ -77,8 +77,8 @@ def drift(look: Look) -> pd.DataFrame:
         "spatial_variance": _spatial(look),
         "temporal_variance": _variance(centroid),
         "temporal_variance_relative": _variance(centroid / size),
-        "jaccard_next": _jaccard(look.anchors[:-1], look.anchors[1:]),
-        "jaccard_first": _jaccard(look.anchors[:1], look.anchors[1:]),
+        "jaccard_next": _jaccard(look.lasting[:-1], look.lasting[1:]),
+        "jaccard_first": _jaccard(look.lasting[:1], look.lasting[1:]),
     }
     for name, front in frontiers(look).items():
         table[name] = [_correlation(path[:, layer], front) for layer in range(path.shape[1])]
@@ -197,7 +197,7 @@ def _most(values: Int[np.ndarray, " step"]) -> int:
 
 
 def _centroid(look: Look) -> Float[np.ndarray, "step layer"]:
-    weight = np.where(look.anchors, np.nan_to_num(look.lift), 0.0)
+    weight = np.where(look.lasting, np.nan_to_num(look.lift), 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):
         centroid: np.ndarray = (weight * np.arange(weight.shape[-1])).sum(-1) / weight.sum(-1)
     return centroid

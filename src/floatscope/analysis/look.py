@@ -80,15 +80,24 @@ class Look:
         return argmax(self.lift)
 
     @cached_property
-    def path(self) -> Int[np.ndarray, "step layer"]:
-        """The same among the keys that are eligible at every step: one that comes to be ranked later has not moved."""
+    def always(self) -> Bool[np.ndarray, "layer key"]:
+        """Keys that are eligible at every step: one of a growing text that comes to be ranked later has not moved."""
         there = np.isfinite(self.lift)
-        always = (there | ~there.any(-1, keepdims=True)).all(0)  # but for steps at which nothing was measured
-        return argmax(np.where(always, self.lift, np.nan))
+        return (there | ~there.any(-1, keepdims=True)).all(0)  # but for steps at which nothing was measured
+
+    @cached_property
+    def path(self) -> Int[np.ndarray, "step layer"]:
+        """The key of largest lift among those."""
+        return argmax(np.where(self.always, self.lift, np.nan))
 
     @cached_property
     def anchors(self) -> Bool[np.ndarray, "step layer key"]:
         return detect(self.trace, self.detector)
+
+    @cached_property
+    def lasting(self) -> Bool[np.ndarray, "step layer key"]:
+        """The anchors among the keys that are eligible at every step."""
+        return self.anchors & self.always
 
     @cached_property
     def evenly(self) -> Float[np.ndarray, "layer region"]:
