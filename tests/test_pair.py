@@ -33,7 +33,10 @@ def test_a_verdict_follows_from_the_interval_and_the_margin():
     assert verdict(told(0.01, 0.20), 0.05) == "holds"
     assert verdict(told(0.01, 0.02), 0.05) == "holds, by less than would matter"
     assert verdict(told(-0.20, -0.01), 0.05) == "does not: the opposite"
+    assert verdict(told(-0.02, -0.01), 0.05) == "does not: the opposite, by less than would matter"
+    assert verdict(told(-0.20, -0.01), 0.05, least=True) == "does not"
     assert verdict(told(-0.04, 0.04), 0.05) == "does not: no difference that would matter"
+    assert verdict(told(-0.06, 0.04), 0.05) == "does not: no gain that would matter"
     assert verdict(told(-0.04, 0.06), 0.05) == "cannot be told at this size"
     assert verdict(told(0.0, 0.0), 0.05) == "cannot be told at this size: all questions say the same"
     assert verdict(told(np.nan, np.nan), 0.05) == "cannot be told at this size: not measured"
@@ -74,7 +77,13 @@ def test_every_claim_is_tested_above_zero_where_it_is_true():
     hurt = pd.DataFrame({"arm edited": [3.0], "arm control": [1.0], "mdm edited": [1.5], "mdm control": [1.0]})
     masked = [claim for claim in CLAIMS if claim.says.startswith("Masking") and claim.measured.startswith("NLL")]
     assert [float(claim.apart(hurt).iloc[0]) for claim in masked] == [1.5, 1.5]
+    lost = hurt.assign(**{"arm edited": [0.2], "mdm edited": [0.8]})
+    masked = [claim for claim in CLAIMS if claim.says.startswith("Masking") and claim.measured.startswith("points")]
+    assert [float(claim.apart(lost).iloc[0]) for claim in masked] == pytest.approx([0.6, 0.6])
     assert {claim.tested for claim in CLAIMS if "sink" in claim.says} == {"ARM − MDM"}
+    floats = pd.DataFrame({"arm": [0.1], "arm untrained": [0.1], "mdm": [0.5], "mdm untrained": [0.3]})
+    assert float(TESTS["MDM − untrained"](floats).iloc[0]) == pytest.approx(0.2)
+    assert float(TESTS["MDM − ARM, each less untrained"](floats).iloc[0]) == pytest.approx(0.2)
     assert float(TESTS["ARM − MDM"](pd.DataFrame({"arm": [20.0], "mdm": [1.0]})).iloc[0]) == 19
 
 

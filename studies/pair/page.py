@@ -134,9 +134,9 @@ The claims are those of [Revealing the Attention Floating Mechanism in Masked Di
 Models](https://arxiv.org/abs/2601.07894), which were made of far larger models. Each is written as a number that the
 claim says is above zero, *tested* below, and judged by its interval alone:
 
-- **holds**: the interval lies above zero; *by less than would matter* where all of it is below the margin.
-- **does not**: it lies below zero (*the opposite*), or it has zero in it and ends below the margin (*no difference that
-  would matter*).
+- **holds**: the interval lies above zero; *by less than would matter* where all of it is within the margin.
+- **does not**: it lies below zero (*the opposite*), or it has zero in it and ends below the margin: *no difference that
+  would matter* where it begins above minus the margin, else *no gain that would matter*.
 - **cannot be told at this size**: it has zero in it and reaches the margin; or both models are above 97 % after the
   change, or one of them is below 5 % before and after, so that there is nothing to gain or lose; or all questions say
   the same, and there is no interval.
@@ -145,29 +145,49 @@ The margin, what would matter, is 5 points of a score, 10 points of a share of a
 steps, 0.1 of a ratio, 0.1 nats per token, 2 % of the heads. A model that scores less has less to lose in points, so
 that what distractors and places cost is judged by the share of the score that is kept as well. *About twice* is tested
 as one and a half times at least. Best less worst of several places is never below zero, and too large for both models
-where questions are few. *Untrained* is the MDM's architecture with fresh weights.
+where questions are few.
+
+*Untrained* is the same architecture with fresh weights, and stands beside each model: an ARM that keeps its rows adds
+one per step, so that its anchors can hardly move, and an untrained MDM floats most of all. What floats is therefore
+compared with the untrained model first. The ARM's first token takes most of its attention in deep layers; where that
+would be all a test sees, the first token is left out.
+"""
+UNSAID = """
+Tests depend on each other, most of them through the ARM's first token; intervals are not corrected for their number,
+and tell of other questions, not of another training: each model was trained once, and each untrained one drawn once.
+An MDM that is done writes ends of text, often before the answer, and those are steps too. The index of the top key
+counts the same token of two texts as two places where they begin alike and differ in length before it. An edit's
+control acts on as many keys, drawn once, which need not have as much attention. The base comes with weights of four
+bits.
 """
 
 
 def claims(out: Path) -> Iterator[str]:
     unlike = lessons(*(settings(out, who) for who in WHO)) == UNLIKE
-    lines = [["claim", "measured as", "ARM", "MDM", "untrained", "tested", "is", "verdict"]]
+    lines = [["claim", "measured as", "n", "ARM", "untrained", "MDM", "untrained", "tested", "is", "verdict"]]
     for claim in CLAIMS:
         try:
             table = claim.table(out)
         except (UserError, FileNotFoundError):
             continue
-        means = [of_means(table, stat).mean for stat in (claim.arm, claim.mdm)]
-        means += [] if claim.control is None else [float(claim.control(out).mean())]
-        plain = [f"{claim.scale * mean:.{_digits(claim.scale, mean)}f}" for mean in means] + [""] * (3 - len(means))
+        stats = [claim.arm, claim.mdm]
+        if claim.untrained:
+            stats = [claim.arm, lambda m: m["arm untrained"], claim.mdm, lambda m: m["mdm untrained"]]
+        means = [of_means(table, stat).mean for stat in stats]
+        plain = [f"{claim.scale * mean:.{_digits(claim.scale, mean)}f}" for mean in means]
+        plain = plain if claim.untrained else [plain[0], "", plain[1], ""]
         apart = of_means(table, claim.apart)
-        said = verdict(apart, claim.margin, claim.blocked(table.mean()))
+        said = verdict(apart, claim.margin, claim.blocked(table.mean()), claim.least)
         if unlike and claim in ANSWERS and said.startswith(HOLDS):
             said += ", and the lessons may be why"
-        lines.append([claim.says, claim.measured, *plain, claim.tested, _interval(apart, claim.scale), f"**{said}**"])
+        shown = [str(apart.n), *plain, claim.tested, _interval(apart, claim.scale), f"**{said}**"]
+        lines.append([claim.says, claim.measured, *shown])
     yield RULES
-    yield f"Of {len(lines) - 1} tests {tally([line[-1] for line in lines[1:]])}.\n"
+    missing = len(CLAIMS) + 1 - len(lines)
+    rest = f"; the runs of {missing} others are not finished" if missing else ""
+    yield f"Of {len(lines) - 1} tests {tally([line[-1] for line in lines[1:]])}{rest}.\n"
     yield markdown(lines)
+    yield UNSAID
 
 
 def tally(verdicts: Sequence[str]) -> str:
@@ -246,7 +266,12 @@ def goal(found: Mapping[tuple[str, str], pd.DataFrame]) -> Iterator[str]:
             told = of_means(found[data, "gold"], lambda m, base=base: m["mdm"] / m[base])
             said = "holds" if told.low >= GOAL else "does not hold" if told.high < GOAL else "cannot be told"
             yield f"With the gold passage the MDM has {_interval(told, 1, '')} of its base's score on {DATA[data]}:"
-            yield f"that it is {GOAL:g} or more {said}.\n"
+            yield f"that it is {GOAL:g} or more {said}."
+            if base == "base":
+                of_arm = of_means(found[data, "gold"], lambda m: m["mdm"] / m["arm"])
+                yield "The base did not learn such answers; of the score of the ARM, which did, the MDM has"
+                yield f"{_interval(of_arm, 1, '')}."
+            yield ""
 
 
 def stress(out: Path) -> Iterator[str]:
@@ -298,6 +323,7 @@ def attention(out: Path) -> Iterator[str]:
             lines.append(["" if number else title, part, *_means(found, scale), _interval(apart, scale)])
     read = len(read_table(folders[0], "sinks"))
     yield f"## Where attention goes\n\n{read} questions of NQ, five passages each; every head is watched at every step."
+    yield "Sinks and entropies are those of whole forwards: of the ARM, which keeps its rows, that of the prompt."
     yield "*Untrained* is the same architecture with fresh weights: what it shows has not been learnt. Layers are in"
     yield "thirds. Rows that decide are those that write the answer, up to its end. *Ratio* is over what"
     yield "uniform attention would give; [analysis.md](analysis.md) defines the rest.\n"
@@ -354,7 +380,7 @@ def missing(out: Path) -> Iterator[str]:
     left = [f"`--kind {kind}`" for kind, done in swept_all.items() if not done]
     left += [f"the study `{study}`" for study, done in tried_all.items() if not done]
     if left:
-        yield f"## Not finished\n\n{', '.join(left)}. A claim above that is about one of them rests on finished runs.\n"
+        yield f"## Not finished\n\n{', '.join(left)}.\n"
 
 
 # Interventions.

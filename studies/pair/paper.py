@@ -41,7 +41,8 @@ class Claim:
     tested: str = "MDM − ARM"
     scale: float = 100.0
     blocked: Callable[[pd.Series], str] = lambda _: ""
-    control: Callable[[Path], pd.Series] | None = None  # runs → of the untrained MDM, a number for each question
+    least: bool = False  # whether a least number is asked for: one that stays below is no opposite
+    untrained: bool = False  # whether the table has the same of fresh weights
 
 
 # Of answers.
@@ -93,9 +94,8 @@ def _ratio(above: str, below: str) -> Stat:
 def _twice(gains: Claim) -> Claim:
     """About twice: one and a half times at least."""
     tested = "MDM − 1.5 × ARM"
-    return replace(
-        gains, says="… about twice as much", tested=tested, apart=lambda m: gains.mdm(m) - 1.5 * gains.arm(m)
-    )
+    apart: Stat = lambda m: gains.mdm(m) - 1.5 * gains.arm(m)  # noqa: E731
+    return replace(gains, says="… about twice as much", tested=tested, apart=apart, least=True)
 
 
 def _spread(who: str) -> Stat:
@@ -119,6 +119,7 @@ GAINS = [
 ANSWERS = [
     *(both for gains in GAINS for both in (gains, _twice(gains))),
     _changes("MDMs bear distractors better", "4 distractors − none, NQ", NQ["five"], NQ["gold"]),
+    _changes("MDMs bear distractors better", "4 distractors − none, XQuAD", XQUAD["five"], XQUAD["gold"]),
     _keeps("MDMs bear distractors better", "score kept among 4 distractors, NQ", NQ["five"], NQ["gold"]),
     _keeps(
         "MDMs bear distractors better",
@@ -172,16 +173,15 @@ Value = Callable[[Path], pd.Series]
 
 def mean_of(table: str, column: str, **only: str) -> Value:
     """The mean over layers (and steps, and heads) of a question's rows; `only` picks some by their columns."""
+    return lambda folder: _mean(read_table(folder, table), column, **only)
 
-    def value(folder: Path) -> pd.Series:
-        rows = read_table(folder, table)
-        if "depth" in rows:
-            rows = rows.assign(third=[third(depth) for depth in rows["depth"]])
-        for name, wanted in only.items():
-            rows = rows[rows[name] == wanted]
-        return rows.groupby("sample")[column].mean()
 
-    return value
+def _mean(rows: pd.DataFrame, column: str, **only: str) -> pd.Series:
+    if "depth" in rows:
+        rows = rows.assign(third=[third(depth) for depth in rows["depth"]])
+    for name, wanted in only.items():
+        rows = rows[rows[name] == wanted]
+    return rows.groupby("sample")[column].mean()
 
 
 def less(a: Value, b: Value) -> Value:
@@ -191,21 +191,20 @@ def less(a: Value, b: Value) -> Value:
 def _attends(
     says: str, measured: str, value: Value, margin: float, tested: str = "MDM − ARM", scale: float = 100.0
 ) -> Claim:
-    def control(out: Path) -> pd.Series:
-        return value(out / "traces" / "mdm" / CONTROL)
-
     def table(out: Path) -> pd.DataFrame:
-        columns = {who: value(out / "traces" / who) for who in WHO}
-        return pd.DataFrame(columns | ({"control": control(out)} if "control" in tested else {}))
+        both = {who: out / "traces" / who for who in WHO}
+        trained = {who: value(folder) for who, folder in both.items()}
+        return pd.DataFrame(trained | {f"{who} untrained": value(folder / CONTROL) for who, folder in both.items()})
 
     arm, mdm = (lambda m: m["arm"]), (lambda m: m["mdm"])
-    return Claim(says, measured, table, arm, mdm, margin, TESTS[tested], tested, scale, control=control)
+    return Claim(says, measured, table, arm, mdm, margin, TESTS[tested], tested, scale, untrained=True)
 
 
 TESTS: dict[str, Stat] = {
     "MDM − ARM": lambda m: m["mdm"] - m["arm"],
     "ARM − MDM": lambda m: m["arm"] - m["mdm"],
-    "MDM − its control": lambda m: m["mdm"] - m["control"],
+    "MDM − untrained": lambda m: m["mdm"] - m["mdm untrained"],
+    "MDM − ARM, each less untrained": lambda m: m["mdm"] - m["mdm untrained"] - m["arm"] + m["arm untrained"],
     "MDM": lambda m: m["mdm"],
 }
 
@@ -215,10 +214,41 @@ def absorbed(keys: str) -> Value:
     return less(mean_of("absorption", "percent", set=keys), mean_of("absorption", "uniform", set=keys))
 
 
-def over_depth(table: str, to: str, **only: str) -> Value:
-    """The ratio in that third of the layers, less that at the other end."""
-    away = {"deep": "shallow", "shallow": "deep"}[to]
-    return less(mean_of(table, "ratio", third=to, **only), mean_of(table, "ratio", third=away, **only))
+def over_depth(rows: Callable[[Path], pd.DataFrame], column: str) -> Value:
+    """In the last third of the layers, less that in the first."""
+    return lambda folder: _mean(rows(folder), column, third="deep") - _mean(rows(folder), column, third="shallow")
+
+
+def content(folder: Path) -> pd.DataFrame:
+    """Attention on content over what uniform attention would give it, the first token left out of both: it counts as
+    structure, and a sink there would be all that is seen. The same of what attention moves."""
+    rows, first = read_table(folder, "structure"), read_table(folder, "absorption")
+    rows = rows[rows["set"] == "content"].merge(first[first["set"] == "first"], on=["sample", "layer", "depth"])
+    base = rows["base"] / (1 - rows["uniform"] / 100)
+    attended, moved = (rows[a] / (1 - rows[b] / 100) for a, b in (("share", "percent"), ("moved_x", "moved_y")))
+    return rows.assign(attended=attended / base, moved=moved / base)
+
+
+def gold(folder: Path) -> pd.DataFrame:
+    """Attention of the rows that decide on the gold passage over what an even look would give it, the first token left
+    out of both."""
+    table = read_table(folder, "answer_rows")
+    rows, first = (table[table["region"] == region] for region in ("gold", "bos"))
+    both = rows.merge(first, on=["sample", "layer", "depth"])
+    share, even = (both[f"{column}_x"] / (1 - both[f"{column}_y"]) for column in ("mass", "base"))
+    return both.assign(ratio=share / even)
+
+
+def picked_out(folder: Path) -> pd.Series:
+    """Gold's share of what all passages get from the rows that decide, over what an even look would give it; 0: no
+    more than that."""
+    table = read_table(folder, "answer_rows")
+    mean = table.groupby(["sample", "region"])[["mass", "base"]].mean().unstack("region")
+    share, even = (
+        mean[column]["gold"] / (mean[column]["gold"] + mean[column]["other documents"]) for column in ("mass", "base")
+    )
+    beyond: pd.Series = share / even - 1
+    return beyond
 
 
 def hops(folder: Path) -> pd.Series:
@@ -233,54 +263,55 @@ def anew(folder: Path) -> pd.Series:
 
 
 FIRST = "percent of attention on the first token, beyond uniform"
+DEPTH = "content over uniform, last third − first, without the first token"
+APART = "gold's share of all passages' attention, over an even one, less 1"
+BEYOND = "MDM − ARM, each less untrained"
 ATTENTION = [
-    _attends("The first token is no sink", FIRST, absorbed("first"), 5, "ARM − MDM", 1),
+    _attends("The first token is less of a sink", FIRST, absorbed("first"), 5, "ARM − MDM", 1),
     _attends(
-        "The first token is no sink", "heads that give it more than .3", mean_of("sinks", "first"), 0.05, "ARM − MDM"
+        "The first token is less of a sink",
+        "heads that give it more than .3",
+        mean_of("sinks", "first"),
+        0.05,
+        "ARM − MDM",
     ),
     _attends("Anchors are dispersed", "percent on the top key, beyond uniform", absorbed("top"), 5, "ARM − MDM", 1),
-    _attends("Anchors float over steps", "steps off the usual top key", mean_of("floating", "within"), 0.05),
-    _attends("… more than untrained ones", "the same", mean_of("floating", "within"), 0.05, "MDM − its control"),
-    _attends("Sets of anchors change over steps", "1 − Jaccard with the first step", anew, 0.05),
-    _attends("Anchors stand elsewhere in every text", "across texts", mean_of("floating", "across"), 0.05),
-    _attends("Anchors float over layers", "neighbouring layers with another top key", hops, 0.05),
-    _attends("… more than untrained ones", "the same", hops, 0.05, "MDM − its control"),
     _attends(
-        "Shallow layers look at structure",
-        "its ratio in the first third − in the last",
-        over_depth("structure", "shallow", set="structure"),
-        0.1,
-        "MDM",
-        1,
+        "Anchors float over steps",
+        "steps off the usual top key",
+        mean_of("floating", "within"),
+        0.05,
+        "MDM − untrained",
     ),
+    _attends("… more than an ARM's", "the same", mean_of("floating", "within"), 0.05, BEYOND),
+    _attends("Sets of anchors change over steps", "1 − Jaccard with the first step", anew, 0.05, "MDM − untrained"),
+    _attends("… more than an ARM's", "the same", anew, 0.05, BEYOND),
     _attends(
-        "… more than an ARM's", "the same", over_depth("structure", "shallow", set="structure"), 0.1, "MDM − ARM", 1
+        "The top key stands elsewhere from text to text",
+        "steps off the layer's usual index",
+        mean_of("floating", "across"),
+        0.05,
+        "MDM − untrained",
     ),
+    _attends("… more than an ARM's", "the same", mean_of("floating", "across"), 0.05),
+    _attends("Anchors float over layers", "neighbouring layers with another top key", hops, 0.05, "MDM − untrained"),
+    _attends("… more than an ARM's", "the same", hops, 0.05),
     _attends(
-        "Deep layers look at content",
-        "its ratio in the last third − in the first",
-        over_depth("structure", "deep", set="content"),
-        0.1,
-        "MDM",
-        1,
+        "Shallow layers look at structure, deep ones at content", DEPTH, over_depth(content, "attended"), 0.1, "MDM", 1
     ),
-    _attends("… more than an ARM's", "the same", over_depth("structure", "deep", set="content"), 0.1, "MDM − ARM", 1),
+    _attends("… more than an ARM's", "the same", over_depth(content, "attended"), 0.1, "MDM − ARM", 1),
+    _attends("… by what is moved", "the same of what attention moves", over_depth(content, "moved"), 0.1, "MDM", 1),
     _attends(
         "Deep layers read the gold passage",
-        "its ratio in rows that decide, last third − first",
-        over_depth("answer_rows", "deep", region="gold"),
+        "its ratio in rows that decide, last third − first, without the first token",
+        over_depth(gold, "ratio"),
         0.1,
-        "MDM",
+        "MDM − untrained",
         1,
     ),
-    _attends(
-        "The rows that decide look at the gold passage more",
-        "its ratio, all layers",
-        mean_of("answer_rows", "ratio", region="gold"),
-        0.1,
-        "MDM − ARM",
-        1,
-    ),
+    _attends("… more than an ARM's", "the same", over_depth(gold, "ratio"), 0.1, "MDM − ARM", 1),
+    _attends("The rows that decide tell the gold passage from others", APART, picked_out, 0.1, "MDM", 1),
+    _attends("… better than an ARM's", "the same", picked_out, 0.1, "MDM − ARM", 1),
 ]
 
 
@@ -314,6 +345,8 @@ def edited(study: str, arm: str, value: str) -> Callable[[Path], pd.DataFrame]:
         for who in WHO:
             folder = out / "studies" / study / who
             controls = [a["name"] for a in read_experiment(folder)["arms"] if a["control_of"] == arm]
+            if not controls:
+                raise UserError(f"{folder} has no control of {arm}")
             for name, arms in (("edited", [arm]), ("control", controls)):
                 parts = pd.concat([answers(folder / each) for each in arms])
                 columns[f"{who} {name}"] = parts.groupby("sample")[value].mean()
@@ -336,11 +369,19 @@ def _hurts(says: str, measured: str, study: str, arm: str, value: str, tested: s
 
 
 INTERVENTIONS = [
-    _hurts("Masking the sink hurts ARMs more", "NLL, the top anchor masked", "sinks", "anchors-1", "nll"),
-    _hurts("Masking sinks hurts ARMs more", "NLL, five anchors masked", "sinks", "anchors-5", "nll"),
-    _hurts("Masking sinks hurts ARMs more", "points lost, five anchors masked", "sinks", "anchors-5", "acc"),
-    _hurts("MDMs need their anchors to float", "NLL, pinned to the first step", "pin", "step-0-5", "nll", "MDM"),
-    _hurts("MDMs need anchors of each layer", "NLL, pinned to the first layer", "pin", "layer-0-5", "nll", "MDM"),
+    *(
+        _hurts(f"Masking {what} hurts ARMs more", f"{how}, beyond random keys", "sinks", arm, value)
+        for what, arm in (("each head's top key", "anchors-1"), ("each head's five anchors", "anchors-5"))
+        for how, value in (("NLL", "nll"), ("points lost", "acc"))
+    ),
+    *(
+        _hurts(what, f"{how}, pinned to the first {place}, beyond random keys", "pin", arm, value, "MDM")
+        for what, place, arm in (
+            ("MDMs need their anchors to float", "step", "step-0-5"),
+            ("MDMs need anchors of each layer", "layer", "layer-0-5"),
+        )
+        for how, value in (("NLL", "nll"), ("points lost", "acc"))
+    ),
     Claim(
         "Retrieval is spread over more heads",
         "effective share of heads that copy evidence",
@@ -350,7 +391,13 @@ INTERVENTIONS = [
         0.02,
         lambda m: effective("mdm")(m) - effective("arm")(m),
     ),
-    _hurts("MDMs lean less on their retrieval heads", "NLL, the first four zeroed", "heads", "heads-4", "nll"),
+    _hurts(
+        "MDMs lean less on their retrieval heads",
+        "NLL, the first four zeroed, beyond other heads",
+        "heads",
+        "heads-4",
+        "nll",
+    ),
 ]
 
 CLAIMS = [*ATTENTION, *ANSWERS, *INTERVENTIONS]

@@ -72,6 +72,8 @@ def measured(model: fs.Model, samples: Sequence[Sample], out: Path, *, prompt: s
 
 
 def read_table(folder: Path, name: str) -> pd.DataFrame:
+    if not (folder / RECORD).exists():
+        raise UserError(f"{folder} is not finished; studies/pair/run.py goes on with it")
     return pd.read_parquet(folder / f"{name}.parquet")
 
 

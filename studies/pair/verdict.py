@@ -35,7 +35,7 @@ class Told:
 def of_means(table: pd.DataFrame, stat: Stat) -> Told:
     """A number that follows from means over questions, with its 95 % interval, bootstrapped over the questions that
     have all of them."""
-    whole = table.dropna()
+    whole = table.dropna().sort_index()  # in whatever order they come
     n = len(whole)
     if not n:
         return Told(np.nan, np.nan, np.nan, 0)
@@ -48,8 +48,9 @@ def of_means(table: pd.DataFrame, stat: Stat) -> Told:
     return Told(mean, float(low), float(high), n)
 
 
-def verdict(told: Told, margin: float, blocked: str = "") -> str:
-    """`margin` is what would matter; `blocked` says why the numbers cannot tell, whatever they are."""
+def verdict(told: Told, margin: float, blocked: str = "", least: bool = False) -> str:
+    """`margin` is what would matter; `blocked` says why the numbers cannot tell, whatever they are. `least`: what is
+    tested is that a number reaches some least one, and one that stays below is no opposite."""
     if blocked:
         return f"{OPEN}: {blocked}"
     if isnan(told.low):
@@ -59,8 +60,11 @@ def verdict(told: Told, margin: float, blocked: str = "") -> str:
     if told.low > 0:
         return HOLDS if told.high >= margin else f"{HOLDS}, by less than would matter"
     if told.high < 0:
-        return f"{NOT}: the opposite"
-    return f"{NOT}: no difference that would matter" if told.high < margin else OPEN
+        opposite = f"{NOT}: the opposite" if told.low <= -margin else f"{NOT}: the opposite, by less than would matter"
+        return NOT if least else opposite
+    if told.high >= margin:
+        return OPEN
+    return f"{NOT}: no difference that would matter" if told.low > -margin else f"{NOT}: no gain that would matter"
 
 
 def stuck(means: pd.Series) -> str:
