@@ -87,6 +87,28 @@ def test_every_claim_is_tested_above_zero_where_it_is_true():
     assert float(TESTS["ARM − MDM"](pd.DataFrame({"arm": [20.0], "mdm": [1.0]})).iloc[0]) == 19
 
 
+def test_what_is_left_when_the_first_token_is_left_out(tmp_path):
+    from paper import content, gold, picked_out
+    from tables import read_table
+
+    where = {"sample": "a", "layer": 0, "depth": 0.0}
+    (pd.DataFrame([{**where, "set": "content", "share": 0.3, "base": 0.45, "moved": 0.4}])).to_parquet(
+        tmp_path / "structure.parquet"
+    )
+    first = {**where, "set": "first", "percent": 40.0, "uniform": 10.0, "moved": 20.0}
+    pd.DataFrame([first, {**first, "set": "top", "percent": 90.0}]).to_parquet(tmp_path / "absorption.parquet")
+    regions = {"bos": (0.5, 0.0), "gold": (0.2, 0.1), "other documents": (0.2, 0.3), "question": (0.1, 0.6)}
+    rows = [{**where, "region": name, "mass": mass, "base": base} for name, (mass, base) in regions.items()]
+    pd.DataFrame(rows).to_parquet(tmp_path / "answer_rows.parquet")
+    with pytest.raises(fs.UserError, match="not finished"):
+        read_table(tmp_path, "structure")
+    (tmp_path / "run.json").write_text("{}")
+
+    assert content(tmp_path)[["attended", "moved"]].to_numpy() == pytest.approx(np.array([[0.5 / 0.5, 0.5 / 0.5]]))
+    assert gold(tmp_path)["ratio"].tolist() == pytest.approx([0.4 / 0.1])
+    assert picked_out(tmp_path).tolist() == pytest.approx([0.5 / 0.25 - 1])
+
+
 def test_two_models_become_a_page(tmp_path, capsys, monkeypatch):
     import page
     import run
@@ -126,7 +148,7 @@ def test_two_models_become_a_page(tmp_path, capsys, monkeypatch):
     text = told.read_text()
     assert "| steps | 1,200 |\n| rate | 0.0002 |\n\n" in text
     assert "| 15% | 50.0 [40.0, 60.0] | – | 90 |" in text
-    for words in ("The first token is no sink", "Masking the sink", "gold and 4 distractors", "Anchors masked"):
+    for words in ("less of a sink", "Masking each head's top key", "gold and 4 distractors", "Anchors masked"):
         assert words in text
     pictures = [line.split("](")[1].rstrip(")") for line in text.splitlines() if line.startswith("![")]
     assert len(pictures) == 7

@@ -51,9 +51,9 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--page", type=Path, default=PAGE)
     parser.add_argument("--adapter", type=Path, help="a folder with its training.json and scores.json")
     args = parser.parse_args(given)
-    parts = [head(args.out), *adapter(args.adapter), *claims(args.out)]
+    parts = [head(args.out), *claims(args.out)]
     parts += [*scores(args.out), *stress(args.out), *attention(args.out), *heads(args.out)]
-    parts += [*pictures(args.out, args.page), *interventions(args.out)]
+    parts += [*pictures(args.out, args.page), *interventions(args.out), *adapter(args.adapter)]
     parts += missing(args.out)
     parts.append(f"---\n\nfloatscope {fs.__version__}. The runs were made on {machines(args.out)}.\n")
     args.page.write_text("\n".join(parts))
@@ -326,7 +326,8 @@ def attention(out: Path) -> Iterator[str]:
     yield "Sinks and entropies are those of whole forwards: of the ARM, which keeps its rows, that of the prompt."
     yield "*Untrained* is the same architecture with fresh weights: what it shows has not been learnt. Layers are in"
     yield "thirds. Rows that decide are those that write the answer, up to its end. *Ratio* is over what"
-    yield "uniform attention would give; [analysis.md](analysis.md) defines the rest.\n"
+    yield "uniform attention would give, of all attention, what the first token takes included;"
+    yield "[analysis.md](analysis.md) defines the rest.\n"
     yield markdown(lines)
     yield "### What anchors are\n\nHow often a token of each class is an anchor, over its share of the text.\n"
     lines = [["class", "ARM", "untrained", "MDM", "untrained", "MDM − ARM"]]
