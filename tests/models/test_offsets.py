@@ -90,6 +90,7 @@ def test_space_around_a_token_does_not_count(trim, text):
 @example("  hi ")
 @example("<|im_end|>")
 def test_a_prompt_is_found_in_its_conversation(texts, layout, text):
+    assume(unicodedata.is_normalized("NFC", text) or layout != "dream")
     located = texts[layout].locate(text, chat=True)
     assert located.covers is not None
     kept = text.strip() if layout == "llada" else text  # LLaDA's template trims
