@@ -140,12 +140,19 @@ def test_an_interrupt_says_how_far_it_came(ask, monkeypatch):
     assert "kept 1 of 3 samples" in plain(ask("--batch", "1").stdout)
 
 
+def hears_interrupts():
+    """Even where the tests run in the background of a shell, which has its children ignore them."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_a_real_interrupt_ends_with_130(home, tmp_path):
     lines = [{"id": f"s{i}", "question": f"Who is number {i}?", "answers": []} for i in range(400)]
     (tmp_path / "many.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     words = ["trace", home / "llada", "--data", tmp_path / "many.jsonl", "--out", tmp_path / "run", "--batch", "2"]
     command = [sys.executable, "-m", "floatscope", *words]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, preexec_fn=hears_interrupts
+    )
     until = time.monotonic() + 200
     while not list(tmp_path.glob("run/samples/*.safetensors")) and time.monotonic() < until:
         time.sleep(0.05)
