@@ -150,6 +150,8 @@ def test_two_models_become_a_page(tmp_path, capsys, monkeypatch):
     assert "| 15% | 50.0 [40.0, 60.0] | – | 90 |" in text
     for words in ("less of a sink", "Masking each head's top key", "gold and 4 distractors", "Anchors masked"):
         assert words in text
+    assert "| point | ARM | MDM | gold, ARM | gold, MDM |" in text
+    assert "| ARM | baseline |" in text
     pictures = [line.split("](")[1].rstrip(")") for line in text.splitlines() if line.startswith("![")]
     assert len(pictures) == 7
     assert all((tmp_path / name).stat().st_size > 0 for name in pictures)

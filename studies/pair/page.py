@@ -61,14 +61,14 @@ def main(given: Sequence[str] | None = None) -> None:
 
 # What was asked.
 
-ALIKE = """
+ALIKE = """\
 The ARM is a control: it learnt from the same rows as the MDM, in the same order, with small matrices of the same rank,
 but with its causal mask and the next token. The base is what both were made from. Both learnt equally long, and not
 equally much: the ARM went on as it was, while the MDM had to learn to fill masks and to look both ways. So where the
 MDM scores less, the short training may be why. The control is not shipped; [adapt.md](adapt.md#smollm2-and-its-sibling)
 has its command.
 """
-UNLIKE = """
+UNLIKE = """\
 **The MDM was made from the ARM and learnt to answer questions with passages, and the ARM learnt nothing more.** So
 attention alone does not explain what the two score: a claim about scores that holds here may hold because of those
 lessons. `floatscope adapt --control` makes an ARM that learnt the same.
@@ -101,6 +101,14 @@ def settings(out: Path, who: str) -> dict[str, Any]:
     records = (path for path in sorted(out.rglob(RECORD)) if who in path.relative_to(out).parts)
     told: dict[str, Any] = read_record(next(records).parent)["settings"]
     return told
+
+
+def _by_family(out: Path, text: str) -> str:
+    """With ARM and MDM in the place of the names `head` gives them."""
+    names = {str(settings(out, who)["model"]): who.upper() for who in WHO}
+    for name in sorted(names, key=len, reverse=True):  # the name of a base begins that of its adapters
+        text = text.replace(name, names[name])
+    return text
 
 
 def adapter(folder: Path | None) -> Iterator[str]:
@@ -280,7 +288,7 @@ def stress(out: Path) -> Iterator[str]:
         if all(map(swept, folders)):
             yield f"### {title}\n\n`--kind {kind}`, NQ. *Gold* is the attention of the rows that decide on the gold"
             yield "passage, as lift: 1 is its share of the canvas.\n"
-            yield points(folders)
+            yield _by_family(out, points(folders))
 
 
 # Attention.
@@ -396,8 +404,8 @@ def interventions(out: Path) -> Iterator[str]:
         count = int(table["n"].max())
         yield f"### {STUDIES[study].title}\n\n`floatscope study {study}`, {count} questions of NQ, five passages each."
         yield f"{STUDIES[study].about} *Effect* is an edited run less the mean of its controls.\n"
-        yield rows(table)
-        yield "".join(f"- {sentence}\n" for sentence in STUDIES[study].read(table))
+        yield _by_family(out, rows(table))
+        yield _by_family(out, "".join(f"- {sentence}\n" for sentence in STUDIES[study].read(table)))
 
 
 if __name__ == "__main__":
