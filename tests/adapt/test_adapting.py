@@ -76,15 +76,20 @@ def test_the_masked_loss_falls(done, prepared):
     assert [step for step, *_ in curve] == [4, 8]
 
 
+def broken_off(folder, small, monkeypatch, at: int) -> None:
+    """A leg whose time is over after so many steps."""
+    with monkeypatch.context() as patch:
+        first = legs.leg(BASE, folder, small.given, RECIPE, 5.0, device="cpu")
+        for told in first:
+            if told.step == at:
+                patch.setattr(legs.Leg, "over", property(lambda _: True))
+                break
+        list(first)
+
+
 def test_two_legs_equal_one(done, begun, small, monkeypatch):
-    monkeypatch.setattr(train, "EVERY", 1)
-    first = legs.leg(BASE, begun, small.given, RECIPE, 5.0, device="cpu")
-    for told in first:
-        if told.step == 5:
-            monkeypatch.setattr(legs.Leg, "over", property(lambda _: True))
-            break
-    list(first)
-    monkeypatch.undo()
+    monkeypatch.setattr(train, "EVERY", 4)
+    broken_off(begun, small, monkeypatch, at=5)
     (kept,) = (begun / "steps").iterdir()
     assert kept.name == "step-000005"
     assert all(piece.stat().st_size < 1.01 * PIECE for piece in kept.glob("*.safetensors"))
@@ -93,6 +98,8 @@ def test_two_legs_equal_one(done, begun, small, monkeypatch):
     one, two = (load_file(folder / "adapter" / "adapter.safetensors") for folder in (done, begun))
     assert one.keys() == two.keys()
     assert all(torch.equal(one[name], two[name]) for name in one)
+    told = [json.loads((folder / "adapter" / "training.json").read_text()) for folder in (done, begun)]
+    assert told[0]["losses"] == told[1]["losses"]
 
 
 def test_what_is_left_opens_decodes_and_has_a_card(done):
@@ -152,17 +159,42 @@ def test_the_mask_is_opened_step_by_step():
     assert train.opened(RECIPE, 0) == 1.0
 
 
-@pytest.mark.parametrize("share", [0.0, 1.0])
-def test_a_mask_of_none_or_all_is_the_causal_or_the_full_one(share, monkeypatch):
-    model = load(BASE)
-    tokens = torch.randint(0, 4000, (2, 24), generator=torch.Generator().manual_seed(0))
-    valid = torch.ones(2, 24, dtype=torch.bool)
-    valid[1, 20:] = False
-    draw = torch.Generator().manual_seed(0)
+def rows_that_see(forward, valid: torch.Tensor | None) -> list[int]:
+    """Of the first row of two, those that another token at position 9 changes."""
+    tokens = torch.randint(0, 4000, (2, 14), generator=torch.Generator().manual_seed(0))
+    other = tokens.clone()
+    other[0, 9] = (tokens[0, 9] + 1) % 4000
     with torch.inference_mode():
-        ours = train._forward(model.module, share or 1e-9, draw)(tokens, valid)
-        theirs = model.module(input_ids=tokens, attention_mask=valid.long(), is_causal=share == 0).logits
-    torch.testing.assert_close(ours[valid], theirs[valid], rtol=1e-4, atol=1e-4)
+        moved = (forward(tokens, valid) - forward(other, valid)).abs().amax(-1)
+    assert not moved[1].any()
+    return moved[0].nonzero().flatten().tolist()
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_sibling_looks_both_ways_and_a_control_back_only(padded):
+    module = load(BASE).module
+    valid = None
+    if padded:
+        valid = torch.ones(2, 14, dtype=torch.bool)
+        valid[0, 12:] = False
+    until = 12 if padded else 14
+    both, back = (train._forward(module, 1.0, torch.Generator(), causal=causal) for causal in (False, True))
+    assert [row for row in rows_that_see(both, valid) if row < until] == list(range(until))
+    assert [row for row in rows_that_see(back, valid) if row < until] == list(range(9, until))
+    if valid is not None:
+        hidden = valid.clone()
+        hidden[0, 9] = False
+        assert [row for row in rows_that_see(both, hidden) if row < until] == [9]
+    barely = train._forward(module, 1e-9, torch.Generator().manual_seed(0))
+    assert [row for row in rows_that_see(barely, valid) if row < until] == list(range(9, until))
+
+
+def test_a_half_open_mask_shows_a_later_token_to_some():
+    tokens = torch.zeros(1, 400, dtype=torch.long)
+    sees = train._half_open(tokens, None, 0.5, torch.Generator().manual_seed(0))[0, 0]
+    assert sees.tril().sum() == 400 * 401 // 2
+    later = torch.ones(400, 400).triu(1).bool()
+    assert float(sees[later].double().mean()) == pytest.approx(0.5, abs=0.01)
 
 
 def test_every_step_draws_its_own_masks(begun, small, monkeypatch):
@@ -200,16 +232,6 @@ def test_a_control_learns_the_next_token_and_stays_autoregressive(begun, small, 
     assert text.startswith("# A control of twin:arm")
     assert "causal mask | kept" in text
     assert not load_file(begun / "adapter" / "adapter.safetensors").keys() & {"mask_embedding"}
-
-
-def test_a_control_looks_back_only():
-    model = load(BASE)
-    tokens = torch.randint(0, 4000, (2, 10), generator=torch.Generator().manual_seed(0))
-    other = tokens.clone()
-    other[:, -1] = 17
-    forward = train._forward(model.module, 1.0, torch.Generator(), causal=True)
-    with torch.inference_mode():
-        assert torch.equal(forward(tokens, None)[:, :-1], forward(other, None)[:, :-1])
 
 
 def test_a_held_file_is_refused_by_what_is_in_it(tmp_path, small):
@@ -301,14 +323,18 @@ def test_another_recipe_or_other_files_are_refused(done, small, tmp_path):
 def test_another_mask_is_refused_between_legs_and_at_the_end(done, begun, small, monkeypatch):
     with pytest.raises(UserError, match=r"is of another training \(adapter, mask_id 4095, not 9\); use another --out"):
         adapted(done, small, mask="9")
-    monkeypatch.setattr(train, "EVERY", 1)
-    first = legs.leg(BASE, begun, small.given, RECIPE, 5.0, device="cpu")
-    next(first)
-    monkeypatch.setattr(legs.Leg, "over", property(lambda _: True))
-    list(first)
-    monkeypatch.undo()
+    broken_off(begun, small, monkeypatch, at=1)
     with pytest.raises(UserError, match=r"step-000001 is of another training \(adapter, mask_id 4095, not 9\)"):
         adapted(begun, small, mask="9")
+
+
+def test_steps_that_were_learnt_from_other_files_are_refused(begun, small, tmp_path, monkeypatch):
+    """Also when what was prepared from them is gone, so that nothing learnt can be held apart later."""
+    broken_off(begun, small, monkeypatch, at=1)
+    shutil.rmtree(begun / "material")
+    given = replace(small.given, data=small.given.held_data, held_data=small.given.data)
+    with pytest.raises(UserError, match="step-000001 learnt from other files or another base; give those, or use"):
+        adapted(begun, replace(small, given=given))
 
 
 def test_another_base_is_refused_when_all_is_done(done, small, base):

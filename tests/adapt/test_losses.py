@@ -9,9 +9,10 @@ import torch
 
 from floatscope.adapt.lessons import ANSWER, PAD, PROMPT, TAIL
 from floatscope.adapt.losses import TAIL_WEIGHT, answer_loss, diffusion_loss, next_answer_loss, next_token_loss
-from floatscope.twins.train import LEAST_TIME
+from floatscope.training.masks import LEAST_TIME
 
 MASK, WORDS = 11, 12
+ROLES = [PROMPT] * 6 + [ANSWER] * 2 + [TAIL] * 2 + [PAD] * 2
 
 
 class Network:
@@ -61,12 +62,15 @@ def test_as_many_are_masked_as_t_says():
     assert float(((share - t) ** 2).mean()) == pytest.approx(float((t * (1 - t)).mean()) / 50, rel=0.1)
 
 
+def answered(rows: int, draw: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens, and their roles: six of a prompt, two each of an answer, of its end, of padding."""
+    return torch.randint(0, MASK, (rows, 12), generator=draw), torch.tensor([ROLES] * rows)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_the_answer_loss_is_the_mean_of_answers_and_a_tenth_of_the_ends(seed):
     draw = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(0, MASK, (6, 12), generator=draw)
-    roles = torch.full((6, 12), PROMPT)
-    roles[:, 6:8], roles[:, 8:10], roles[:, 10:] = ANSWER, TAIL, PAD
+    tokens, roles = answered(6, draw)
     network = Network(seed)
     loss = answer_loss(network, tokens, roles, draw, MASK)
     masked = network.shown == MASK
@@ -93,9 +97,7 @@ def test_answers_are_mostly_masked_whole():
 @pytest.mark.parametrize("seed", range(2))
 def test_the_losses_of_a_control_are_those_of_next_tokens(seed):
     draw = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(0, MASK, (4, 12), generator=draw)
-    roles = torch.full((4, 12), PROMPT)
-    roles[:, 6:8], roles[:, 8:10], roles[:, 10:] = ANSWER, TAIL, PAD
+    tokens, roles = answered(4, draw)
     network = Network(seed)
     loss = next_token_loss(network, tokens)
     each = [[nats(network, row, p, int(tokens[row, p])) for p in range(1, 12)] for row in range(4)]

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import floatscope as fs
 from floatscope.cli.main import app
-from floatscope.training.checkpoint import save
+from floatscope.training.checkpoint import Training, save
 from floatscope.training.progress import Progress
 from floatscope.training.record import digest
 from floatscope.twins import evaluate, legs, material
@@ -238,9 +238,10 @@ def test_a_disk_that_is_full_while_a_checkpoint_is_written(tmp_path):
     recipe = RECIPES["arm"]
     module = new_module(recipe)
     optimizer = optimizer_for(module, recipe)
-    save(tmp_path, module, optimizer, Progress(1, []), recipe, "arm")
+    training = Training(tmp_path, "arm", recipe, "files", module, optimizer)
+    save(training, Progress(1, []))
     with files_of_at_most(2000), pytest.raises(fs.UserError, match=FULL.format("checkpoint")):
-        save(tmp_path, module, optimizer, Progress(2, []), recipe, "arm")
+        save(training, Progress(2, []))
     assert [p.name for p in tmp_path.iterdir()] == ["step-000001"]
 
 

@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 from small import SMALL
 
 import floatscope as fs
-from floatscope.training.checkpoint import PIECE, restore, save
+from floatscope.training.checkpoint import PIECE, Training, restore, save
 from floatscope.training.progress import Progress
-from floatscope.twins import legs, material
+from floatscope.twins import legs, material, train
 from floatscope.twins.lessons import ANSWER, CONTEXT, TAIL, TEXT, make_rows, prompt_of
 from floatscope.twins.train import (
     Recipe,
@@ -145,48 +145,71 @@ def test_the_loss_falls(prepared, kind):
     assert learnt < answers
 
 
-def trained(folder, prepared, recipe: Recipe, kind: str, stops: list[int]) -> dict[str, torch.Tensor]:
+def trained(folder, prepared, recipe: Recipe, kind: str, stops: list[int]) -> tuple[dict[str, torch.Tensor], list]:
     """Train in legs that end at `stops`, each from the checkpoint of the one before."""
     for stop in stops:
         module = new_module(recipe)
         optimizer = optimizer_for(module, recipe)
-        progress = restore(folder, module, optimizer, recipe, kind) or Progress(0, [])
+        training = Training(folder, kind, recipe, "files", module, optimizer)
+        progress = restore(training) or Progress(0, [])
         rows = material.batches(prepared, recipe, progress.step, 0)
         list(train_steps(module, optimizer, recipe, kind, rows, progress, lambda p=progress, s=stop: p.step >= s))
-        save(folder, module, optimizer, progress, recipe, kind)
-    return module.state_dict()
+        save(training, progress)
+    return module.state_dict(), progress.losses
 
 
 @pytest.mark.parametrize("kind", ["arm", "mdm"])
-def test_two_legs_are_one(tmp_path, prepared, kind):
+def test_two_legs_are_one(tmp_path, prepared, kind, monkeypatch):
+    monkeypatch.setattr(train, "EVERY", 10)
     recipe = replace(RECIPE, steps=24)
-    whole = trained(tmp_path / "whole", prepared, recipe, kind, [24])
-    legs_ = trained(tmp_path / "legs", prepared, recipe, kind, [7, 8, 24])
+    whole, losses = trained(tmp_path / "whole", prepared, recipe, kind, [24])
+    legs_, theirs = trained(tmp_path / "legs", prepared, recipe, kind, [7, 8, 24])
+    assert losses == theirs
+    assert [step for step, *_ in losses] == [10, 20, 24]
     assert all(torch.equal(whole[name], legs_[name]) for name in whole)
     assert [p.name for p in (tmp_path / "legs").iterdir()] == ["step-000024"]
 
 
-def test_a_checkpoint_is_in_small_pieces_and_of_its_own_training(tmp_path):
-    recipe = Recipe(steps=10)  # the real size
+def after_a_step(folder, recipe: Recipe) -> Training:
     module = new_module(recipe)
     optimizer = optimizer_for(module, recipe)
     for p in module.parameters():
         p.grad = torch.ones_like(p)
     optimizer.step()
-    at = save(tmp_path, module, optimizer, Progress(1, []), recipe, "arm")
+    return Training(folder, "arm", recipe, "files", module, optimizer)
+
+
+def test_a_checkpoint_is_in_small_pieces_and_of_its_own_training(tmp_path):
+    recipe = Recipe(steps=10)  # the real size
+    training = after_a_step(tmp_path, recipe)
+    at = save(training, Progress(1, []))
     sizes = [piece.stat().st_size for piece in at.glob("*.safetensors")]
     assert max(sizes) <= PIECE + 10_000
     assert len(sizes) > 5
     with pytest.raises(fs.UserError, match=r"is of another training \(arm, peak 0\.001, not 0\.5\); use another --out"):
-        restore(tmp_path, module, optimizer, replace(recipe, peak=0.5), "arm")
+        restore(replace(training, recipe=replace(recipe, peak=0.5)))
     with pytest.raises(fs.UserError, match=r"is of another training \(arm, the same recipe\); use another --out"):
-        restore(tmp_path, module, optimizer, recipe, "mdm")
+        restore(replace(training, kind="mdm"))
+    with pytest.raises(fs.UserError, match=r"learnt from other files or another base; give those, or use another"):
+        restore(replace(training, material="other files"))
+    assert save(training, Progress(1, [])) == at  # a step that is kept is left as it is
+    assert restore(training).step == 1
     progress, piece = (at / "progress.json").read_text(), next(at.glob("piece-02*"))
     for name, content in (("progress.json", "{}"), ("progress.json", "[1"), (piece.name, "short")):
         (at / name).write_text(content)
         with pytest.raises(fs.UserError, match=r"is damaged .*; remove it to begin again"):
-            restore(tmp_path, new_module(recipe), optimizer, recipe, "arm")
+            restore(training)
         (at / "progress.json").write_text(progress)
+
+
+def test_what_a_kill_left_of_a_checkpoint_is_not_read_and_goes_with_the_next(tmp_path):
+    training = after_a_step(tmp_path, replace(RECIPE, steps=10))
+    save(training, Progress(1, []))
+    (tmp_path / "step-000002.part").mkdir()
+    (tmp_path / "step-000002.part" / "piece-00.safetensors").write_text("half of it")
+    assert restore(training).step == 1
+    save(training, Progress(3, []))
+    assert [p.name for p in tmp_path.iterdir()] == ["step-000003"]
 
 
 def test_an_interrupted_leg_keeps_what_was_trained(tmp_path, prepared):

@@ -56,7 +56,7 @@ def _what(training: dict[str, Any]) -> str:
     recipe = training["recipe"]
     how = f"rank {recipe['rank']} on every projection" if recipe["rank"] else "all weights"
     mask = training["mask_token"] or "a new row"
-    control = training["mask_id"] is None
+    control = recipe["control"]
     rows = {
         "base": f"{training['base_name']}, sha256 `{training['base_sha256']}`",
         "learnt": f"{how}{'' if control else ', and the embedding of the mask'}: {training['parameters']:,} parameters",
@@ -113,7 +113,7 @@ def _shares(made: dict[str, Any]) -> dict[str, float]:
 def _training(training: dict[str, Any]) -> str:
     recipe, curve = training["recipe"], training["losses"]
     mask = f"opened over {recipe['anneal']:,} steps" if recipe["anneal"] else "removed at once"
-    mask = "kept" if training["mask_id"] is None else mask
+    mask = "kept" if recipe["control"] else mask
     facts = {
         "steps": f"{training['steps']:,}, each {recipe['tokens']:,} tokens of text and as many of questions",
         "tokens seen": f"{training['tokens']:,}",
@@ -140,7 +140,7 @@ The same command is given until it is done; it goes on where it stopped.
 
 ![Loss of the text and of the answers by step]({PICTURE})
 
-{LOSSES[training["mask_id"] is None]} Each number is the mean of the steps since the one before in `training.json`.
+{LOSSES[recipe["control"]]} Each number is the mean of the steps since the one before in `training.json`.
 
 {table(("step", "text", "answers"), rows, right=3)}"""
 

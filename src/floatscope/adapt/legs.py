@@ -7,11 +7,9 @@ A leg ends when its time is over. The same call again, here or on a machine the 
 
 from __future__ import annotations
 
-import shutil
-import time
 from collections.abc import Iterator
-from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -41,29 +39,13 @@ from floatscope.models.load import weights_of
 from floatscope.models.place import device_of
 from floatscope.models.probe import probed
 from floatscope.training.ahead import ahead
-from floatscope.training.checkpoint import check_same, restore, save
-from floatscope.training.interrupts import interrupts
+from floatscope.training.checkpoint import Training, check_same
+from floatscope.training.legs import Leg, run
 from floatscope.training.progress import Progress, Told, told
-from floatscope.training.record import device_name, digest, read_json, versions, write_json
-from floatscope.training.writing import writing
+from floatscope.training.record import device_name, digest, digest_of, read_json, versions, write_json
+from floatscope.training.writing import writing, writing_whole
 
 KIND, TRAINING, SCORES = "adapter", "training.json", "scores.json"
-SAVE_EVERY = 120.0  # seconds
-
-
-@dataclass(frozen=True)
-class Leg:
-    """What one call is given, beside the files and the recipe."""
-
-    folder: Path
-    ends: float  # by the monotonic clock
-    workers: int
-    command: str
-    licence: str
-
-    @property
-    def over(self) -> bool:
-        return time.monotonic() > self.ends
 
 
 def leg(
@@ -84,7 +66,7 @@ def leg(
     place = device_of(device)
     if isinstance(place, str):
         raise UserError("an adaptation runs on one device; give cpu, cuda or cuda:1")
-    now = Leg(folder, time.monotonic() + 60 * minutes, workers, command, licence)
+    now = Leg.of(folder, minutes, workers, command, licence)
     done = folder / "adapter"
     model = load(base, device=place, dtype=torch.float32)
     if model.spec.family != "arm":
@@ -139,33 +121,18 @@ def fitted(recipe: Recipe, model: Model, mask_id: int | None) -> Recipe:
 
 
 def _train(now: Leg, base: str, model: Model, recipe: Recipe, material: Material) -> Iterator[Told]:
-    module, steps = model.module, now.folder / "steps"
+    module, tokens = model.module, 2 * recipe.tokens
     if recipe.mask_id == model.vocabulary:
         with_new_row(module)
     learn(module, recipe.mask_id, recipe.rank or None, recipe.seed)
     optimizer = optimizer_for(module, recipe)
-    progress = restore(steps, module, optimizer, recipe, KIND) or Progress(0, [])
-    began, start, earlier, saved = time.monotonic(), progress.step, progress.seconds, time.monotonic()
-    with closing(ahead(Maker(material, recipe), progress.step, now.workers)) as batches, interrupts() as interrupted:
-
-        def over() -> bool:
-            return bool(interrupted) or now.over
-
-        for _ in train_steps(module, optimizer, recipe, batches, progress, over, model.device.type == "cuda"):
-            progress.seconds = earlier + time.monotonic() - began
-            if time.monotonic() - saved > SAVE_EVERY:
-                save(steps, module, optimizer, progress, recipe, KIND)
-                saved = time.monotonic()
-            rate = (progress.step - start) * 2 * recipe.tokens / (progress.seconds - earlier)
-            yield told(KIND, progress, recipe, rate)
-        progress.seconds = earlier + time.monotonic() - began
-    if progress.step > start:  # else there is nothing new, and perhaps nothing at all
-        save(steps, module, optimizer, progress, recipe, KIND)
-    if interrupted:
-        raise KeyboardInterrupt
+    training = Training(now.folder / "steps", KIND, recipe, digest_of(material.facts), module, optimizer)
+    batches = partial(ahead, Maker(material, recipe), workers=now.workers)
+    steps = partial(train_steps, module, optimizer, recipe, compiled=model.device.type == "cuda")
+    progress = yield from run(training, batches, steps, now, tokens)
     if progress.step >= recipe.steps:
         _write(now, base, model, recipe, material, progress)
-        rate = progress.step * 2 * recipe.tokens / progress.seconds  # over all legs
+        rate = progress.step * tokens / progress.seconds  # over all legs
         yield told(KIND, progress, recipe, rate, finished=True)
 
 
@@ -174,30 +141,24 @@ def _write(now: Leg, base: str, model: Model, recipe: Recipe, material: Material
     token = None if model.text is None else model.text.name_of(recipe.mask_id)
     tensors, sha256 = learnt(model.module, torch.bfloat16), base_digest(weights_of(base))
     adapter = Adapter(model.spec.name, sha256, recipe.mask_id, token, recipe.rank or None, tensors)
-    done = now.folder / "adapter"
-    part = done.with_name("adapter.part")
     tokens = 2 * progress.step * recipe.tokens
-    try:
-        with writing("the adapter", done):
-            write_adapter(part, adapter)
-            training = {
-                "kind": KIND,
-                **{k: v for k, v in adapter.as_json.items() if k != "rank"},
-                "command": now.command,
-                "steps": progress.step,
-                "tokens": tokens,
-                "seconds": round(progress.seconds, 2),
-                "tokens_per_second": round(tokens / progress.seconds),
-                "device": device_name(model.device),
-                "versions": versions(),
-                "parameters": adapter.parameters,
-                "weights": digest(part / TENSORS),
-                "recipe": recipe.as_json,
-                "material": material.facts,
-                "licence": now.licence,
-                "losses": [[step, *(float(f"{loss:.5g}") for loss in losses)] for step, *losses in progress.losses],
-            }
-            write_json(part / TRAINING, training)
-            part.rename(done)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+    with writing_whole("the adapter", now.folder / "adapter") as part:
+        write_adapter(part, adapter)
+        training = {
+            "kind": KIND,
+            **{k: v for k, v in adapter.as_json.items() if k != "rank"},
+            "command": now.command,
+            "steps": progress.step,
+            "tokens": tokens,
+            "seconds": round(progress.seconds, 2),
+            "tokens_per_second": round(tokens / progress.seconds),
+            "device": device_name(model.device),
+            "versions": versions(),
+            "parameters": adapter.parameters,
+            "weights": digest(part / TENSORS),
+            "recipe": recipe.as_json,
+            "material": material.facts,
+            "licence": now.licence,
+            "losses": [[step, *(float(f"{loss:.5g}") for loss in losses)] for step, *losses in progress.losses],
+        }
+        write_json(part / TRAINING, training)

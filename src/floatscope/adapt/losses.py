@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from floatscope.adapt.lessons import ANSWER, PAD, TAIL
-from floatscope.twins.train import LEAST_TIME
+from floatscope.training.masks import drawn
 
 WHOLE = 0.6  # how often all of an answer is masked, as it is when decoding begins
 TAIL_WEIGHT = 0.1  # of the ends of text behind an answer
@@ -30,9 +30,7 @@ def diffusion_loss(
     forward: Forward, tokens: Int[Tensor, "row position"], draw: torch.Generator, mask_id: int
 ) -> Float[Tensor, ""]:
     """Each row is masked with a probability t of its own; a mask counts 1/t."""
-    rows, length = tokens.shape
-    t = torch.rand(rows, 1, device=tokens.device, generator=draw) * (1 - LEAST_TIME) + LEAST_TIME
-    masked = torch.rand(rows, length, device=tokens.device, generator=draw) < t
+    t, masked = drawn(tokens, draw)
     each = _each(forward(torch.where(masked, mask_id, tokens), None), tokens, masked)
     return (each / t).sum() / each.numel()
 

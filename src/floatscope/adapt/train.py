@@ -41,14 +41,14 @@ def train_steps(
     over: Callable[[], bool],
     compiled: bool = False,
 ) -> Iterator[Progress]:
-    """Until the time is over or all steps are done; yields after every step. Without a mask the next
-    token is learnt. The module stays as it is when it is asked: a dropout would draw otherwise in every leg."""
+    """Until the time is over or all steps are done; yields after every step. The module stays as it is when it is
+    asked: a dropout would draw otherwise in every leg."""
+    assert recipe.control == (recipe.mask_id is None)  # else the mask is still to be chosen
     device, mask_id = next(module.parameters()).device, recipe.mask_id
     learnt = [p for p in module.parameters() if p.requires_grad]
     bf16 = torch.autocast(device.type, torch.bfloat16) if device.type == "cuda" else nullcontext()
     if compiled:
         compile_layers(module)
-    seen: list[Tensor] = []
     for batch in batches:
         if progress.step >= recipe.steps or over():
             break
@@ -56,7 +56,7 @@ def train_steps(
         text, tokens, roles = (_to(device, part) for part in (batch.text, batch.tokens, batch.roles))
         for group in optimizer.param_groups:
             group["lr"] = rate(recipe, progress.step)
-        forward = _forward(module, opened(recipe, progress.step), draw, causal=mask_id is None)
+        forward = _forward(module, opened(recipe, progress.step), draw, causal=recipe.control)
         with bf16:
             of_text = _text_loss(forward, text, draw, mask_id)
         of_text.backward()
@@ -66,16 +66,10 @@ def train_steps(
         nn.utils.clip_grad_norm_(learnt, 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        seen.append(torch.stack([of_text.detach(), of_answers.detach()]))
-        progress.step += 1
-        if progress.step % EVERY == 0 or progress.step == recipe.steps:
-            mean = torch.stack(seen).mean(0).tolist()
-            if not math.isfinite(sum(mean)):
-                raise UserError(
-                    f"the loss is no number any more at step {progress.step:,}; begin anew, with a lower --peak"
-                )
-            progress.losses.append((progress.step, mean[0], mean[1]))
-            seen = []
+        if progress.stepped(of_text, of_answers, EVERY, recipe.steps) and not math.isfinite(sum(progress.losses[-1])):
+            raise UserError(
+                f"the loss is no number any more at step {progress.step:,}; begin anew, with a lower --peak"
+            )
         yield progress
 
 

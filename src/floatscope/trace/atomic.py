@@ -25,7 +25,7 @@ def write_atomic(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
-        sync_folder(path.parent)
+        sync(path.parent)
     finally:
         with suppress(
             OSError
@@ -33,9 +33,9 @@ def write_atomic(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
             part.unlink()
 
 
-def sync_folder(folder: Path) -> None:
-    """Force a folder's names to the disk: without it a renamed file can be lost with the power."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Force a file, or a folder's names, to the disk: without it a renamed file can be lost with the power."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from floatscope.errors import UserError
-from floatscope.trace.atomic import PART, sync_folder
+from floatscope.trace.atomic import PART, sync
 from floatscope.trace.file import check_file, file_name, read_trace, write_trace
 from floatscope.trace.record import RECORD, differences, new_record, read_record, write_record
 from floatscope.trace.trace import Trace
@@ -238,7 +238,7 @@ def _start(folder: Path, record: dict[str, Any], lock: IO[str]) -> Run:
     record["status"] = "unfinished" if Run(folder, record).missing else "finished"
     write_record(folder, record)  # first, so that a folder with anything of ours in it is known for a run
     (folder / SAMPLES).mkdir(exist_ok=True)
-    sync_folder(folder.parent)
+    sync(folder.parent)
     return Run(folder, record, lock)
 
 

@@ -1,7 +1,8 @@
 """A training that was broken off: what is learnt, the optimizer and the progress, in small pieces, never half-written.
 
-    save(folder, module, optimizer, progress, recipe, kind)
-    progress = restore(folder, module, optimizer, recipe, kind)      # None: there is nothing to go on from
+    training = Training(folder, "mdm", recipe, digest_of(material.facts), module, optimizer)
+    save(training, progress)
+    progress = restore(training)      # None: there is nothing to go on from
 
 A checkpoint is a folder `step-NNNNNN` of safetensors pieces of at most 15 MB, so that a run can move between machines.
 It gets its name when it is whole; the one before is removed after.
@@ -12,7 +13,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,41 +23,43 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from floatscope.errors import UserError
+from floatscope.trace.atomic import PART
 from floatscope.training.progress import Progress, Recipe
-from floatscope.training.writing import writing
+from floatscope.training.writing import writing_whole
 
 PIECE = 15 * 1000**2
 
 
-def save(
-    folder: Path, module: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, recipe: Recipe, kind: str
-) -> Path:
-    """Write the state of a training; returns the checkpoint's folder."""
-    name = f"step-{progress.step:06}"
-    part = folder / f"{name}.part"
-    shutil.rmtree(part, ignore_errors=True)
-    try:
-        with writing("the checkpoint", folder):
-            part.mkdir(parents=True)
-            for i, piece in enumerate(_pieces(_state(module, optimizer))):
+@dataclass(frozen=True)
+class Training:
+    """What is trained, by which recipe, from what, and the folder of its checkpoints."""
+
+    folder: Path
+    kind: str
+    recipe: Recipe
+    material: str  # the digest of all it reads
+    module: nn.Module
+    optimizer: torch.optim.Optimizer
+
+
+def save(training: Training, progress: Progress) -> Path:
+    """Write the state of a training, unless that of this step is there; returns the checkpoint's folder."""
+    at = training.folder / f"step-{progress.step:06}"
+    if not at.is_dir():
+        with writing_whole("the checkpoint", at) as part:
+            for i, piece in enumerate(_pieces(_state(training.module, training.optimizer))):
                 save_file(piece, part / f"piece-{i:02}.safetensors")
-            told = {"kind": kind, "recipe": recipe.as_json, **asdict(progress)}
-            (part / "progress.json").write_text(json.dumps(told))
-            shutil.rmtree(folder / name, ignore_errors=True)
-            part.rename(folder / name)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-    for other in _checkpoints(folder):
-        if other.name != name:
+            about = {"kind": training.kind, "recipe": training.recipe.as_json, "material": training.material}
+            (part / "progress.json").write_text(json.dumps({**about, **progress.as_json}))
+    for other in training.folder.glob("step-*"):  # older ones, and what a kill left unfinished
+        if other != at:
             shutil.rmtree(other)
-    return folder / name
+    return at
 
 
-def restore(
-    folder: Path, module: nn.Module, optimizer: torch.optim.Optimizer, recipe: Recipe, kind: str
-) -> Progress | None:
+def restore(training: Training) -> Progress | None:
     """Put the latest checkpoint's state into the module and the optimizer."""
-    found = _checkpoints(folder)
+    found = sorted(p for p in training.folder.glob("step-*") if p.is_dir() and p.suffix != PART)
     if not found:
         return None
     at = found[-1]
@@ -66,13 +69,14 @@ def restore(
         for piece in sorted(at.glob("piece-*.safetensors")):
             parts |= load_file(piece)
         stored = _joined(parts)
-        then = told["kind"], told["recipe"]
-        losses = [(int(step), float(text), float(answers)) for step, text, answers in told["losses"]]
-        progress = Progress(int(told["step"]), losses, float(told["seconds"]))
+        then, material = (told["kind"], told["recipe"]), told["material"]
+        progress = Progress.from_json(told)
     except (OSError, ValueError, TypeError, LookupError, SafetensorError) as error:
         raise UserError(f"the checkpoint {at} is damaged ({error}); remove it to begin again") from error
-    check_same(at, then, kind, recipe)
-    wanted = _state(module, optimizer, progress.step)
+    check_same(at, then, training.kind, training.recipe)
+    if material != training.material:
+        raise UserError(f"{at} learnt from other files or another base; give those, or use another --out")
+    wanted = _state(training.module, training.optimizer, progress.step)
     if stored.keys() != wanted.keys():
         lost = sorted(wanted.keys() ^ stored.keys())
         said = f"the checkpoint {at} lacks or adds {len(lost)} tensors, such as {lost[0]}"
@@ -137,10 +141,6 @@ def _joined(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         found.setdefault(name, []).append((int(number or 0), part))
     ordered = {name: [part for _, part in sorted(each, key=lambda e: e[0])] for name, each in found.items()}
     return {name: each[0] if len(each) == 1 else torch.cat(each) for name, each in ordered.items()}
-
-
-def _checkpoints(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.glob("step-*") if p.is_dir() and p.suffix != ".part")
 
 
 def _differs(then: dict[str, Any], now: Recipe) -> str:

@@ -1,14 +1,19 @@
 """Where a training is, and how fast it learns there.
 
 progress = Progress(0, [])
-rate(recipe, progress.step)          # the learning rate of a step
+rate(recipe, progress.step)                          # the learning rate of a step
+progress.stepped(text_loss, answer_loss, 20, 6000)   # one step more; every 20 a mean is kept
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
 
 
 class Recipe(Protocol):
@@ -31,6 +36,29 @@ class Progress:
     step: int
     losses: list[tuple[int, float, float]]  # (step, text, answers), means since the last entry
     seconds: float = 0.0  # spent on these steps, over all legs
+    since: list[Float[Tensor, "2"]] = field(default_factory=list)  # (text, answers) of each step since the last entry
+
+    def stepped(self, text: Float[Tensor, ""], answers: Float[Tensor, ""], every: int, steps: int) -> bool:
+        """A step is done; whether it ended in an entry, as every so many and the last do."""
+        self.since.append(torch.stack([text.detach(), answers.detach()]))
+        self.step += 1
+        if self.step % every and self.step < steps:
+            return False
+        mean = torch.stack([each.to(text.device) for each in self.since]).mean(0).tolist()
+        self.losses.append((self.step, mean[0], mean[1]))
+        self.since.clear()
+        return True
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        since = [each.tolist() for each in self.since]
+        return {"step": self.step, "losses": self.losses, "seconds": self.seconds, "since": since}
+
+    @classmethod
+    def from_json(cls, told: dict[str, Any]) -> Progress:
+        losses = [(int(step), float(text), float(answers)) for step, text, answers in told["losses"]]
+        since = [torch.tensor([float(text), float(answers)]) for text, answers in told["since"]]
+        return cls(int(told["step"]), losses, float(told["seconds"]), since)
 
 
 @dataclass(frozen=True)

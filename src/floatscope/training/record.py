@@ -2,6 +2,7 @@
 
 write_json(folder / "training.json", facts)
 digest(Path("model.safetensors"))            # sha256, as sha256sum prints it
+digest_of({"files": …})                      # of what is told in words
 """
 
 from __future__ import annotations
@@ -40,6 +41,11 @@ def digest(path: Path) -> str:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
+
+
+def digest_of(facts: Mapping[str, Any]) -> str:
+    """sha256 of what is told, whatever its order."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def versions() -> dict[str, str]:

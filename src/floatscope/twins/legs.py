@@ -8,11 +8,8 @@ A leg ends when its time is over. The same call again, here or on a machine the 
 
 from __future__ import annotations
 
-import shutil
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +21,11 @@ from floatscope.models import write_checkpoint
 from floatscope.models.families import PLAIN_SIZES
 from floatscope.models.files import WHOLE
 from floatscope.models.place import device_of
-from floatscope.training.checkpoint import check_same, restore, save
-from floatscope.training.interrupts import interrupts
+from floatscope.training.checkpoint import Training, check_same
+from floatscope.training.legs import Leg, run
 from floatscope.training.progress import Progress, Told, told
-from floatscope.training.record import device_name, digest
-from floatscope.training.writing import writing
+from floatscope.training.record import device_name, digest, digest_of
+from floatscope.training.writing import writing, writing_whole
 from floatscope.twins.attention import observe, read_attention
 from floatscope.twins.card import write_card
 from floatscope.twins.evaluate import Asked, examine, missing, read_scores
@@ -37,24 +34,6 @@ from floatscope.twins.record import read_training, training_facts, write_trainin
 from floatscope.twins.train import KINDS, Recipe, new_module, optimizer_for, train_steps
 
 LAYOUTS = {"arm": "native", "mdm": "llada", "mdm-adapted": "dream"}
-SAVE_EVERY = 120.0  # seconds
-
-
-@dataclass(frozen=True)
-class Leg:
-    """What one call is given, beside the text and the recipes."""
-
-    folder: Path
-    ends: float  # by the monotonic clock
-    place: torch.device
-    workers: int
-    compiled: bool
-    command: str
-    licence: str
-
-    @property
-    def over(self) -> bool:
-        return time.monotonic() > self.ends
 
 
 def leg(
@@ -77,7 +56,7 @@ def leg(
     place = device_of(device)
     if isinstance(place, str):
         raise UserError("a twin is trained on one device; give cpu, cuda or cuda:1")
-    now = Leg(folder, time.monotonic() + 60 * minutes, place, workers, compiled, command, licence)
+    now = Leg.of(folder, minutes, workers, command, licence)
     if _untrained(folder):
         with writing("the material", folder / "material"):
             material = prepare(folder / "material", text, recipes["arm"])
@@ -87,7 +66,7 @@ def leg(
                 then = read_training(at)
                 check_same(at, (then["kind"], then["recipe"]), kind, recipes[kind])
             elif not now.over:
-                yield from _train(now, kind, recipes[kind], material)
+                yield from _train(now, kind, recipes[kind], material, place, compiled)
     if not _untrained(folder):
         for kind in KINDS:
             yield from examine(folder / "models" / kind, place, lambda: now.over)
@@ -110,35 +89,22 @@ def _untrained(folder: Path) -> list[str]:
     return [kind for kind in KINDS if not (folder / "models" / kind / "config.json").is_file()]
 
 
-def _train(now: Leg, kind: str, recipe: Recipe, material: Material) -> Iterator[Told]:
-    folder, models = now.folder / kind, now.folder / "models"
+def _train(
+    now: Leg, kind: str, recipe: Recipe, material: Material, place: torch.device, compiled: bool
+) -> Iterator[Told]:
+    models, tokens = now.folder / "models", recipe.batch * recipe.length
     module = new_module(recipe)
     if kind == "mdm-adapted":
         _copy_weights(models / "arm", module)
-    module.to(now.place)
+    module.to(place)
     optimizer = optimizer_for(module, recipe)
-    progress = restore(folder, module, optimizer, recipe, kind) or Progress(0, [])
-    began, start, earlier, saved = time.monotonic(), progress.step, progress.seconds, time.monotonic()
-    with closing(batches(material, recipe, progress.step, now.workers)) as rows, interrupts() as interrupted:
-
-        def over() -> bool:
-            return bool(interrupted) or now.over
-
-        for _ in train_steps(module, optimizer, recipe, kind, rows, progress, over, now.compiled):
-            progress.seconds = earlier + time.monotonic() - began
-            if time.monotonic() - saved > SAVE_EVERY:
-                save(folder, module, optimizer, progress, recipe, kind)
-                saved = time.monotonic()
-            rate = (progress.step - start) * recipe.batch * recipe.length / (progress.seconds - earlier)
-            yield told(kind, progress, recipe, rate)
-        progress.seconds = earlier + time.monotonic() - began
-    if progress.step > start:  # else there is nothing new, and perhaps nothing at all
-        save(folder, module, optimizer, progress, recipe, kind)
-    if interrupted:
-        raise KeyboardInterrupt
+    training = Training(now.folder / kind, kind, recipe, digest_of(material.facts), module, optimizer)
+    rows = partial(batches, material, recipe, workers=now.workers)
+    steps = partial(train_steps, module, optimizer, recipe, kind, compiled=compiled)
+    progress = yield from run(training, rows, steps, now, tokens)
     if progress.step >= recipe.steps:
         write_twin(models / kind, module, kind, recipe, material, progress, now)
-        rate = progress.step * recipe.batch * recipe.length / progress.seconds  # over all legs
+        rate = progress.step * tokens / progress.seconds  # over all legs
         yield told(kind, progress, recipe, rate, finished=True)
 
 
@@ -147,31 +113,27 @@ def write_twin(
 ) -> None:
     """The trained weights in bf16, in the layout of the real family, with the tokenizer and training.json."""
     tokenizer, _ = material.open()
+    place = next(module.parameters()).device
     module = module.to("cpu", torch.bfloat16)
     ids: dict[str, int] = {"eos_token_id": recipe.vocabulary - 3, "bos_token_id": recipe.vocabulary - 2}
     ids |= {"pad_token_id": recipe.vocabulary - 3}
     ids |= {} if kind == "arm" else {"mask_token_id": recipe.mask_id}
     layout = LAYOUTS[kind]
-    part = folder.with_name(f"{folder.name}.part")
-    try:
-        with writing("the trained model", folder):
-            write_checkpoint(part, _as_qwen2(module) if layout == "dream" else module, layout, ids=ids)
-            tokenizer.save_pretrained(str(part))
-            training = training_facts(
-                kind=kind,
-                recipe=recipe,
-                progress=progress,
-                parameters=sum(p.numel() for p in module.parameters()),
-                text=material.facts,
-                licence=now.licence,
-                command=now.command,
-                device=device_name(now.place),
-                weights=digest(part / WHOLE),
-            )
-            write_training(part, training)
-            part.rename(folder)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+    with writing_whole("the trained model", folder) as part:
+        write_checkpoint(part, _as_qwen2(module) if layout == "dream" else module, layout, ids=ids)
+        tokenizer.save_pretrained(str(part))
+        training = training_facts(
+            kind=kind,
+            recipe=recipe,
+            progress=progress,
+            parameters=sum(p.numel() for p in module.parameters()),
+            text=material.facts,
+            licence=now.licence,
+            command=now.command,
+            device=device_name(place),
+            weights=digest(part / WHOLE),
+        )
+        write_training(part, training)
 
 
 def _as_qwen2(llama: Any) -> nn.Module:

@@ -20,11 +20,12 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from floatscope.training.masks import drawn
 from floatscope.training.progress import Progress, rate
 from floatscope.twins.lessons import ANSWER, Rows
 
 KINDS = ("arm", "mdm", "mdm-adapted")
-LEAST_TIME = 0.02  # t of the diffusion loss is drawn from here to 1: its weight 1/t stays bounded
+EVERY = 100  # steps between two losses that are kept
 WHOLE_ANSWER = 0.85  # how often an answer is masked as a whole, as it will be when it is asked for
 
 
@@ -114,11 +115,11 @@ def masked_loss(
     shift: bool,
 ) -> tuple[Tensor, Tensor]:
     """(diffusion loss, weighted 1/t, of half the rows; loss of the answers masked in the other half)."""
-    B, T = tokens.shape
-    t = torch.rand(B, 1, device=tokens.device, generator=draw) * (1 - LEAST_TIME) + LEAST_TIME
-    anywhere = torch.rand(B, T, device=tokens.device, generator=draw) < t
+    t, anywhere = drawn(tokens, draw)
     asked = _whole_answers(roles, draw)
-    reading = (torch.arange(B, device=tokens.device) % 2 == 1)[:, None] & (roles == ANSWER).any(-1, keepdim=True)
+    reading = (torch.arange(len(tokens), device=tokens.device) % 2 == 1)[:, None] & (roles == ANSWER).any(
+        -1, keepdim=True
+    )
     masked = torch.where(reading, asked, anywhere)
     logits = forward(torch.where(masked, mask_id, tokens))
     if shift:  # row p decides position p + 1; nothing decides the first
@@ -162,7 +163,6 @@ def train_steps(
     its number."""
     device = next(module.parameters()).device
     forward = _forward(module, kind, compiled)
-    seen: list[Tensor] = []
     module.train()
     for rows in batches:
         if progress.step >= recipe.steps or over():
@@ -181,12 +181,7 @@ def train_steps(
         nn.utils.clip_grad_norm_(module.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        seen.append(torch.stack([text.detach(), answers.detach()]))
-        progress.step += 1
-        if progress.step % 100 == 0 or progress.step == recipe.steps:
-            mean = torch.stack(seen).mean(0).tolist()
-            progress.losses.append((progress.step, mean[0], mean[1]))
-            seen = []
+        if progress.stepped(text, answers, EVERY, recipe.steps):
             yield progress
 
 
