@@ -22,10 +22,10 @@ from transformers import (
 )
 
 import floatscope as fs
-from floatscope.adapt.low_rank import learn, learnt, projections
+from floatscope.adapt.low_rank import learn, learnt
 from floatscope.errors import UserError
 from floatscope.models import load
-from floatscope.models.adapter import TENSORS, Adapter, base_digest, merge, with_new_row, write_adapter
+from floatscope.models.adapter import TENSORS, Adapter, base_digest, merge, projections, with_new_row, write_adapter
 from floatscope.models.describe import describe
 from floatscope.models.load import parted
 from floatscope.models.random import write_random
@@ -178,6 +178,39 @@ ABOUT = '{"base_name": "", "base_sha256": "", "mask_id": 7, "mask_token": null, 
 def test_a_damaged_adapter_is_one_sentence(base, tmp_path, file, content, said):
     folder, _ = written(tmp_path / "sibling", base)
     (folder / file).write_text(content)
+    with pytest.raises(UserError, match=said):
+        load(f"{base}+{folder}")
+
+
+@pytest.mark.parametrize(
+    ("lost", "said"),
+    [
+        (["mask_embedding"], r"its adapter lacks mask_embedding; fetch it again"),
+        (["model.layers.1.mlp.up_proj.weight.up"], r"lacks model\.layers\.1\.mlp\.up_proj\.weight\.up; fetch"),
+        (None, r"its adapter lacks model\.layers\.0\."),
+    ],
+)
+def test_a_missing_tensor_is_refused_by_name(base, tmp_path, lost, said):
+    folder, _ = written(tmp_path / "sibling", base)
+    tensors = load_file(folder / TENSORS)
+    kept = {"mask_embedding"} if lost is None else tensors.keys() - lost
+    save_file({name: tensors[name] for name in kept}, folder / TENSORS)
+    with pytest.raises(UserError, match=said):
+        load(f"{base}+{folder}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rank": 77}, r"does not fit .*, which is \(.*\) with rank 77"),
+        ({"rank": None}, r"its adapter lacks .*; fetch it again"),
+        ({"mask_id": None}, r"its adapter has more than it should: mask_embedding; fetch"),
+    ],
+)
+def test_what_is_said_of_the_tensors_is_held_against_them(base, tmp_path, changes, said):
+    folder, _ = written(tmp_path / "sibling", base)
+    about = json.loads((folder / "adapter.json").read_text()) | changes
+    (folder / "adapter.json").write_text(json.dumps(about))
     with pytest.raises(UserError, match=said):
         load(f"{base}+{folder}")
 

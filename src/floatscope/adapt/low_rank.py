@@ -9,7 +9,6 @@ The sum is made once a forward, whatever the batch, so that what is trained is t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from floatscope.errors import UserError
-from floatscope.models.adapter import DOWN, MASK, UP
+from floatscope.models.adapter import DOWN, MASK, UP, projections
 
 
 class LowRank(nn.Module):
@@ -86,16 +85,6 @@ def learn(module: Any, mask_id: int | None, rank: int | None, seed: int = 0) -> 
     module.set_input_embeddings(own)
     if head is not None and head.weight is embedding.weight:
         module.set_output_embeddings(TiedHead(own, head.bias))
-
-
-def projections(module: Any) -> Iterator[tuple[str, nn.Module]]:
-    """Every linear map of the network but the one to the vocabulary."""
-    from transformers.pytorch_utils import Conv1D
-
-    head = module.get_output_embeddings()
-    for name, part in module.named_modules():
-        if isinstance(part, nn.Linear | Conv1D) and part is not head:
-            yield name, part
 
 
 def learnt(module: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -144,18 +144,46 @@ def merge(module: Any, adapter: Adapter) -> None:
     if adapter.mask_id == rows:
         with_new_row(module)
     weights = dict(module.named_parameters())
+    _check_whole(module, weights, adapter)
     embedding = next(name for name, p in weights.items() if p is module.get_input_embeddings().weight)
-    made = {name.removesuffix(UP).removesuffix(DOWN) for name in adapter.tensors} - {MASK}
-    if strange := made - weights.keys():
-        raise UserError(f"its adapter changes weights the base does not have: {listed(strange)}")
-    for name in sorted(made):
+    for name in sorted(_named(adapter)):
         _check_shapes(name, weights[name], adapter)
         _put(weights[name], _changed(weights[name], name, adapter))
-    if MASK in adapter.tensors and adapter.mask_id is not None:
+    if MASK in adapter.tensors:
         row = weights[embedding][adapter.mask_id]
         if adapter.tensors[MASK].shape != row.shape:
             raise UserError(f"its adapter's {MASK} does not fit an embedding of {len(row)}")
         _put(row, adapter.tensors[MASK])
+
+
+def projections(module: Any) -> Iterator[tuple[str, nn.Module]]:
+    """Every linear map of the network but the one to the vocabulary: what an adapter with a rank changes."""
+    from transformers.pytorch_utils import Conv1D
+
+    head = module.get_output_embeddings()
+    for name, part in module.named_modules():
+        if isinstance(part, nn.Linear | Conv1D) and part is not head:
+            yield name, part
+
+
+def _check_whole(module: Any, weights: Mapping[str, Tensor], adapter: Adapter) -> None:
+    """Nothing is missing, and nothing is there that the base does not have."""
+    if strange := _named(adapter) - weights.keys():
+        raise UserError(f"its adapter changes weights the base does not have: {listed(strange)}")
+    if adapter.rank is None:
+        wanted = set(weights)
+    else:
+        wanted = {f"{name}.weight{part}" for name, _ in projections(module) for part in (UP, DOWN)}
+        wanted |= set() if adapter.mask_id is None else {MASK}
+    if lost := wanted - adapter.tensors.keys():
+        raise UserError(f"its adapter lacks {listed(lost)}; fetch it again")
+    if more := adapter.tensors.keys() - wanted:
+        raise UserError(f"its adapter has more than it should: {listed(more)}; fetch it again")
+
+
+def _named(adapter: Adapter) -> set[str]:
+    """The weights of the base that it changes."""
+    return {name.removesuffix(UP).removesuffix(DOWN) for name in adapter.tensors} - {MASK}
 
 
 @torch.no_grad()
@@ -179,10 +207,11 @@ def _check_shapes(name: str, weight: Tensor, adapter: Adapter) -> None:
     if whole is not None:
         fits = whole.shape == weight.shape
     else:
-        fits = up is not None and down is not None and up.ndim == down.ndim == 2 and up.shape[1] == down.shape[0]
-        fits = fits and (up.shape[0], down.shape[1]) == tuple(weight.shape)  # type: ignore[union-attr]
+        (rows, columns), rank = weight.shape, adapter.rank
+        fits = (tuple(up.shape), tuple(down.shape)) == ((rows, rank), (rank, columns))  # type: ignore[union-attr]
     if not fits:
-        raise UserError(f"its adapter does not fit {name}, which is {tuple(weight.shape)}")
+        ranked = "" if adapter.rank is None else f" with rank {adapter.rank}"
+        raise UserError(f"its adapter does not fit {name}, which is {tuple(weight.shape)}{ranked}")
 
 
 @torch.no_grad()
