@@ -66,25 +66,60 @@ def test_what_follows_from_means_has_the_interval_of_the_questions():
     assert of_means(table.iloc[:0], lambda m: m["arm"]).n == 0
 
 
-def test_every_claim_is_tested_above_zero_where_it_is_true():
-    """A claim that is at odds with its own direction would be judged the wrong way round."""
-    from paper import CLAIMS, TESTS
+FLOATS = {"arm": 0.1, "arm untrained": 0.1, "mdm": 0.5, "mdm untrained": 0.3}
+READS = {"arm": 0.1, "arm untrained": 0.0, "mdm": 0.5, "mdm untrained": 0.0}
+SINKS = {"arm": 40.0, "arm untrained": 1.0, "mdm": 2.0, "mdm untrained": 1.0}
+BEARS = {"arm before": 0.5, "arm after": 0.2, "mdm before": 0.5, "mdm after": 0.4}
+GAINS = {"arm before": 0.1, "arm after": 0.2, "mdm before": 0.1, "mdm after": 0.5}
+PLACED = {f"{who} {place}": score for who in ("arm", "mdm") for place, score in enumerate((0.4, 0.5, 0.5, 0.5, 0.5))}
+HURT = {"arm control": 1.0, "arm edited": 3.0, "mdm control": 1.0, "mdm edited": 1.5}
+LOST = {"arm control": 0.8, "arm edited": 0.2, "mdm control": 0.8, "mdm edited": 0.6}
+COPIES = {("arm", 0, 0): 1.0, ("arm", 0, 1): 0.0, ("mdm", 0, 0): 0.5, ("mdm", 0, 1): 0.5}
+TRUE_WHEN = {  # (how a claim begins, how it is measured) → means of which it is true
+    ("The first token is less of a sink", ""): SINKS,
+    ("Anchors are dispersed", ""): SINKS,
+    ("Anchors float over steps", ""): FLOATS,
+    ("Sets of anchors change over steps", ""): FLOATS,
+    ("The top key stands elsewhere from text to text", ""): FLOATS,
+    ("Anchors float over layers", ""): FLOATS,
+    ("Shallow layers look at structure, deep ones at content", ""): READS,
+    ("Deep layers read the gold passage", ""): READS,
+    ("The rows that decide tell the gold passage from others", ""): READS,
+    ("MDMs gain more from passages", ""): GAINS,
+    ("MDMs bear distractors better", ""): BEARS,
+    ("MDMs mind the place of the gold passage less", "score kept"): BEARS,
+    ("MDMs mind the place of the gold passage less", "best − worst"): PLACED | {"arm 0": 0.1},
+    ("MDMs mind the place of the question less", ""): BEARS,
+    ("Masking", "NLL"): HURT,
+    ("Masking", "points lost"): LOST,
+    ("MDMs need", "NLL"): {"mdm control": 1.0, "mdm edited": 1.5},
+    ("MDMs need", "points lost"): {"mdm control": 0.8, "mdm edited": 0.6},
+    ("Retrieval is spread over more heads", ""): COPIES,
+    ("MDMs lean less on their retrieval heads", "NLL"): HURT,
+}
 
-    means = pd.DataFrame({"arm before": [0.5], "arm after": [0.2], "mdm before": [0.5], "mdm after": [0.4]})
-    kept = [claim for claim in CLAIMS if claim.measured.startswith("score kept")]
-    assert len(kept) >= 5
-    assert all(float(claim.apart(means).iloc[0]) > 0 for claim in kept)
-    hurt = pd.DataFrame({"arm edited": [3.0], "arm control": [1.0], "mdm edited": [1.5], "mdm control": [1.0]})
-    masked = [claim for claim in CLAIMS if claim.says.startswith("Masking") and claim.measured.startswith("NLL")]
-    assert [float(claim.apart(hurt).iloc[0]) for claim in masked] == [1.5, 1.5]
-    lost = hurt.assign(**{"arm edited": [0.2], "mdm edited": [0.8]})
-    masked = [claim for claim in CLAIMS if claim.says.startswith("Masking") and claim.measured.startswith("points")]
-    assert [float(claim.apart(lost).iloc[0]) for claim in masked] == pytest.approx([0.6, 0.6])
-    assert {claim.tested for claim in CLAIMS if "sink" in claim.says} == {"ARM − MDM"}
-    floats = pd.DataFrame({"arm": [0.1], "arm untrained": [0.1], "mdm": [0.5], "mdm untrained": [0.3]})
-    assert float(TESTS["MDM − untrained"](floats).iloc[0]) == pytest.approx(0.2)
-    assert float(TESTS["MDM − ARM, each less untrained"](floats).iloc[0]) == pytest.approx(0.2)
-    assert float(TESTS["ARM − MDM"](pd.DataFrame({"arm": [20.0], "mdm": [1.0]})).iloc[0]) == 19
+
+def turned(means: dict) -> dict:
+    """With the families in each other's place."""
+    other = {"arm": "mdm", "mdm": "arm"}
+    names = {of: (other[of[0]], *of[1:]) if isinstance(of, tuple) else other[of[:3]] + of[3:] for of in means}
+    return {names[of]: value for of, value in means.items()}
+
+
+def test_every_claim_is_tested_above_zero_where_it_is_true_and_below_where_the_families_change_places():
+    """A claim that is at odds with its own direction would be judged the wrong way round."""
+    from paper import CLAIMS
+
+    said, used = "", set()
+    for claim in CLAIMS:
+        said = said if claim.says.startswith("…") else claim.says
+        (key,) = (k for k in TRUE_WHEN if said.startswith(k[0]) and claim.measured.startswith(k[1]))
+        used.add(key)
+        assert float(claim.apart(pd.DataFrame(TRUE_WHEN[key], index=[0])).iloc[0]) > 0, (claim.says, claim.measured)
+        if "ARM" in claim.tested:
+            false = pd.DataFrame(turned(TRUE_WHEN[key]), index=[0])
+            assert float(claim.apart(false).iloc[0]) < 0, (claim.says, claim.measured)
+    assert used == set(TRUE_WHEN)
 
 
 def test_what_is_left_when_the_first_token_is_left_out(tmp_path):

@@ -1,6 +1,6 @@
 """docs/pair.md from the folders `run.py` made; no model is loaded, and what was not run is left out.
 
-python studies/pair/page.py --out runs/pair --page docs/pair.md --adapter adapters/smollm2-mdm
+python studies/pair/page.py --out runs/pair --page docs/pair.md --adapter src/floatscope/adapt/smollm2
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ ALIKE = """\
 The ARM is a control: it learnt from the same rows as the MDM, in the same order, with small matrices of the same rank,
 but with its causal mask and the next token. The base is what both were made from. Both learnt equally long, and not
 equally much: the ARM went on as it was, while the MDM had to learn to fill masks and to look both ways. So where the
-MDM scores less, the short training may be why. The control is not shipped; [adapt.md](adapt.md#smollm2-and-its-sibling)
-has its command.
+MDM scores less, the short training may be why. The control is not shipped;
+[adapt.md](adapt.md#smollm2-and-its-sibling) has its command, and says what both read beside what they are asked.
 """
 UNLIKE = """\
 **The MDM was made from the ARM and learnt to answer questions with passages, and the ARM learnt nothing more.** So
@@ -120,10 +120,10 @@ def adapter(folder: Path | None) -> Iterator[str]:
     numbers = {name: each for name, each in told.get("training", {}).items() if type(each) in (int, float)}
     if numbers:
         yield markdown([["training", ""], *([name.replace("_", " "), f"{each:,}"] for name, each in numbers.items())])
-    if "scores" in told:
+    if masked := told.get("scores", {}).get("masked", []):
         base = {row["ratio"]: row for row in told["scores"].get("masked_base", [])}
         lines = [["masked", "adapted", "before", "rows of text"]]
-        for row in told["scores"]["masked"]:
+        for row in masked:
             lines.append([f"{row['ratio']:.0%}", _share(row), _share(base.get(row["ratio"])), str(row["n"])])
         yield "Masked-token accuracy by mask ratio on held-out text, in percent. *Before* is the base model, opened"
         yield "with a mask token but not adapted.\n"

@@ -1,12 +1,13 @@
 """An ARM and an MDM through all of floatscope on real questions: the runs behind docs/pair.md.
 
-    python studies/pair/run.py --arm smollm2:arm --mdm smollm2:mdm --data qa --out runs/pair --dtype bf16
+    python studies/pair/run.py --arm smollm2:arm --mdm smollm2:mdm --data runs/pair/data --dtype bf16
     python studies/pair/run.py … --part scores --limit 50 --batch 64        # one part, fewer questions
     python studies/pair/run.py --arm smollm2:arm+control/adapter --base smollm2:arm …     # an ARM that learnt the same
     python studies/pair/page.py --out runs/pair --page docs/pair.md         # the page, from the folders alone
 
-`qa` holds nq.jsonl and xquad.jsonl, each question with its one gold passage. A folder that is finished is not asked
-again, and one that cannot be made is told and left out. Traces are measured where they are made, and the tables kept.
+The data, from split.py, are nq.jsonl and xquad.jsonl, each question with its one gold passage. A folder that is
+finished is not asked again, and one that cannot be made is told and left out. Traces are measured where they are made,
+and the tables kept.
 """
 
 from __future__ import annotations

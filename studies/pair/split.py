@@ -25,6 +25,7 @@ from pathlib import Path
 from floatscope.adapt.held import apart
 from floatscope.tasks.read import read_samples
 from floatscope.tasks.sample import Sample
+from floatscope.training.record import digest
 from floatscope.training.text import read_text
 
 HELD = Path(__file__).parent / "held.json"
@@ -73,10 +74,6 @@ def shuffled(samples: Iterable[Sample]) -> list[Sample]:
 def write(path: Path, samples: Iterable[Sample]) -> None:
     lines = (json.dumps({**s.as_json(), "id": f"{path.stem}-{i}"}, ensure_ascii=False) for i, s in enumerate(samples))
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-
-
-def digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 if __name__ == "__main__":

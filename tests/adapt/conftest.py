@@ -36,10 +36,10 @@ def small(tmp_path_factory) -> Small:
     lines = [
         f"The river runs from {rng.choice(names)} to the sea, and in {rng.randint(1000, 1999)} it froze. "
         + "Then people of the town walked over it, and they said that nobody had ever seen such a winter before. " * 2
-        for _ in range(60)
+        for _ in range(72)
     ]
-    (folder / "text.txt").write_text("\n".join(lines))
-    (folder / "held.txt").write_text("\n".join(lines[-12:]))
+    (folder / "text.txt").write_text("\n".join(lines[:60]))
+    (folder / "held.txt").write_text("\n".join(lines[60:]))
     for name in ("train", "asked"):
         samples = [reading(World.fresh(f"{name} {i}", 6), Random(f"{name} {i}"), f"{name}-{i}", 2) for i in range(20)]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(s.as_json()) + "\n" for s in samples))

@@ -267,11 +267,14 @@ def test_mistakes_are_one_sentence_and_status_2(tmp_path, small, base):
     short.write_text("A few words.\n")
     keeps = shutil.copytree(base, tmp_path / "keeps")
     GPTJForCausalLM(GPTJConfig(n_embd=32, n_layer=2, n_head=4, vocab_size=300, rotary_dim=4)).save_pretrained(keeps)
+    bare = shutil.copytree(base, tmp_path / "bare")
+    for file in bare.glob("*token*"):
+        file.unlink()
     out = ("--out", tmp_path / "out")
     for words, said in {
         (full, *text, *out): "has no free id for a mask; name a token your texts never have",
         (base, *text, "--out", tmp_path / "bytes", "--workers", "0"): "of 100 questions none fits into a row of",
-        (BASE, *out): "there is no text to learn from; give --text FILES",
+        (BASE, *out): "there is no text to learn from; give --text FILE, once for each",
         ("twin:mdm", *text, *out): "twin:mdm is no autoregressive model",
         (BASE, *text, *out, "--mask", "<nothing>"): "<nothing> is no token of twin:arm",
         (BASE, *text, *out, "--rank", "-1"): "the rank is a number from 1 on",
@@ -283,6 +286,9 @@ def test_mistakes_are_one_sentence_and_status_2(tmp_path, small, base):
         (keeps, *text, *out): "keeps its causal mask whatever it is told",
         (BASE, *text, *out, "--steps", "10", "--anneal", "20"): "the mask is opened over 0 to 10 steps, got 20",
         (BASE, *text, *out, "--control", "--anneal", "5"): "a control keeps its causal mask; leave --anneal out",
+        (BASE, *text, *out, "--control", "--mask", "9"): "a control has no mask; leave --mask out",
+        (bare, *text, *out, "--control"): "has no tokenizer, and an adaptation reads text; give a base that has one",
+        (BASE, *text, *out, "--mask", "Question", "--workers", "0"): "the mask Question stands in the questions or",
         (BASE, "--text", tmp_path / "none.txt", *out): "cannot read",
         (BASE, *text, "--data", tmp_path / "none.jsonl", *out): "cannot read",
     }.items():

@@ -29,7 +29,7 @@ def test_the_weights_are_those_that_were_trained_and_scored():
     assert (HOME / TENSORS).stat().st_size <= 30_000_000
 
 
-def test_it_belongs_to_the_base_that_is_fetched_and_learnt_none_of_what_it_is_asked():
+def test_it_belongs_to_the_base_that_is_fetched_and_held_apart_what_it_is_asked():
     adapter, made = read_adapter(HOME), read_json(HOME / "training.json")["material"]
     assert adapter.base_sha256 == BASES["smollm2"].sha256
     held = Path(__file__).parents[2] / "studies" / "pair" / "held.json"

@@ -305,7 +305,7 @@ def test_the_command_and_the_licence_go_into_the_cards_as_they_were_given(tmp_pa
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "there is no text to learn from; give --text FILES"),
+        ([], "there is no text to learn from; give --text FILE, once for each"),
         (["--text", "nowhere.txt"], "cannot read nowhere.txt"),
         (["--device", "abacus"], "unknown device 'abacus'; allowed: cpu, cuda"),
     ],

@@ -274,7 +274,7 @@ def test_other_text_than_before_is_refused(tmp_path, prepared):
     other.write_text("other words")
     with pytest.raises(fs.UserError, match=r"was prepared from text\.txt; use those, or another --out"):
         material.prepare(prepared.folder, [other], RECIPE)
-    with pytest.raises(fs.UserError, match="there is no text to learn from; give --text FILES"):
+    with pytest.raises(fs.UserError, match="there is no text to learn from; give --text FILE, once for each"):
         material.prepare(tmp_path / "new", [], RECIPE)
 
 

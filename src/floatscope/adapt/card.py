@@ -55,12 +55,12 @@ def card(folder: Path) -> str:
 def _what(training: dict[str, Any]) -> str:
     recipe = training["recipe"]
     how = f"rank {recipe['rank']} on every projection" if recipe["rank"] else "all weights"
-    mask = training["mask_token"] or "a new row"
+    mask = f"`{training['mask_token']}`" if training["mask_token"] else "which the tokenizer does not have"
     control = recipe["control"]
     rows = {
         "base": f"{training['base_name']}, sha256 `{training['base_sha256']}`",
         "learnt": f"{how}{'' if control else ', and the embedding of the mask'}: {training['parameters']:,} parameters",
-        **({} if control else {"mask": f"token {training['mask_id']}, `{mask}`"}),
+        **({} if control else {"mask": f"token {training['mask_id']}, {mask}"}),
         "attention": "causal" if control else "both ways",
         "row p decides position": "p + 1, as in the base",
         "weights": f"bf16, sha256 `{training['weights']}`",
@@ -116,7 +116,7 @@ def _training(training: dict[str, Any]) -> str:
     mask = "kept" if recipe["control"] else mask
     facts = {
         "steps": f"{training['steps']:,}, each {recipe['tokens']:,} tokens of text and as many of questions",
-        "tokens seen": f"{training['tokens']:,}",
+        "tokens seen": f"{training['tokens']:,}, with what fills rows of questions up",
         "causal mask": mask,
         "learning rate": f"{recipe['peak']:g}, after {recipe['warmup']:,} steps of warm-up, by a cosine to a twentieth",
         "rows": f"text {recipe['length']} tokens, questions up to {max(recipe['lengths']):,}",

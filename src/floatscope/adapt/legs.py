@@ -17,7 +17,7 @@ import torch
 from floatscope.adapt.card import write_card
 from floatscope.adapt.lessons import Maker
 from floatscope.adapt.low_rank import learn, learnt
-from floatscope.adapt.mask import check_free, choose_mask
+from floatscope.adapt.mask import check_free, choose_mask, text_of
 from floatscope.adapt.material import Given, Material, prepare
 from floatscope.adapt.recipe import Recipe
 from floatscope.adapt.scores import masked_accuracy
@@ -71,13 +71,16 @@ def leg(
     model = load(base, device=place, dtype=torch.float32)
     if model.spec.family != "arm":
         raise UserError(f"{base} is no autoregressive model; an adaptation begins with one")
+    text = text_of(model)
+    if recipe.control and mask is not None:
+        raise UserError("a control has no mask; leave --mask out")
     recipe = fitted(recipe, model, None if recipe.control else choose_mask(model, mask))
     if not is_adapter(done):
         if recipe.mask_id is not None:
             probed(replace(model, spec=replace(model.spec, family="mdm", mask_id=recipe.mask_id, layout="adapted")))
         material = prepare(folder / "material", model, given)
         if recipe.mask_id is not None:
-            check_free(model, recipe.mask_id, material.ids())
+            check_free(text, recipe.mask_id, material.ids())
         yield from _train(now, base, model, recipe, material)
     else:
         then = read_json(done / TRAINING)
@@ -138,7 +141,7 @@ def _train(now: Leg, base: str, model: Model, recipe: Recipe, material: Material
 
 def _write(now: Leg, base: str, model: Model, recipe: Recipe, material: Material, progress: Progress) -> None:
     """The adapter in bf16, with training.json, put in place when it is whole."""
-    token = None if model.text is None else model.text.name_of(recipe.mask_id)
+    token = text_of(model).name_of(recipe.mask_id)
     tensors, sha256 = learnt(model.module, torch.bfloat16), base_digest(weights_of(base))
     adapter = Adapter(model.spec.name, sha256, recipe.mask_id, token, recipe.rank or None, tensors)
     tokens = 2 * progress.step * recipe.tokens

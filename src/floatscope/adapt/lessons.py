@@ -22,6 +22,7 @@ from random import Random
 import numpy as np
 
 from floatscope.adapt.gaps import GAP, gaps
+from floatscope.adapt.mask import refuse_mask
 from floatscope.adapt.material import Material, Source
 from floatscope.adapt.recipe import Recipe
 from floatscope.errors import UserError
@@ -79,6 +80,8 @@ class Maker:
                 " with shorter ones, or a base with fewer tokens to a word"
             )
         ids = [*prompt, *answer, *[self._source.end] * (room - len(answer))]
+        if self.recipe.mask_id in ids:
+            refuse_mask(self._source.text, self.recipe.mask_id, "in the questions or around them")
         tokens, roles = np.full(length, self._source.fill, np.int32), np.full(length, PAD, np.uint8)
         tokens[: len(ids)] = ids
         roles[: len(prompt)] = PROMPT

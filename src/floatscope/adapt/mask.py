@@ -7,22 +7,28 @@ mask_id = choose_mask(model, "<empty_output>")      # a token by name, or by its
 from __future__ import annotations
 
 import re
+from typing import NoReturn
 
 import numpy as np
 
 from floatscope.errors import UserError
 from floatscope.models import Model
 from floatscope.models.said import printable
+from floatscope.models.text import Text
 
 RESERVED = re.compile(r"<?[|\[<]*(mask|reserved|unused|extra|dummy|placeholder)[\w.-]*[|\]>]*", re.IGNORECASE)
 NEW = "new"
 
 
+def text_of(model: Model) -> Text:
+    if model.text is None:
+        raise UserError(f"{model.spec.name} has no tokenizer, and an adaptation reads text; give a base that has one")
+    return model.text
+
+
 def choose_mask(model: Model, asked: str | None) -> int:
     """The id; where no token is free, a sentence that says what can be given."""
-    text, rows = model.text, model.vocabulary
-    if text is None:
-        raise UserError(f"{model.spec.name} has no tokenizer, and an adaptation reads text")
+    text, rows = text_of(model), model.vocabulary
     if asked == NEW:
         return rows
     if asked is not None:
@@ -49,8 +55,12 @@ def choose_mask(model: Model, asked: str | None) -> int:
     )
 
 
-def check_free(model: Model, mask_id: int, ids: np.ndarray) -> None:
+def check_free(text: Text, mask_id: int, ids: np.ndarray) -> None:
     """A token of the text cannot be the mask as well."""
     if met := int((ids == mask_id).sum()):
-        named = printable((model.text and model.text.name_of(mask_id)) or mask_id)
-        raise UserError(f"the mask {named} stands {met:,} times in the text; give another with --mask, or --mask new")
+        refuse_mask(text, mask_id, f"{met:,} times in the text")
+
+
+def refuse_mask(text: Text, mask_id: int, where: str) -> NoReturn:
+    named = printable(text.name_of(mask_id) or mask_id)
+    raise UserError(f"the mask {named} stands {where}; give another with --mask, or --mask new")

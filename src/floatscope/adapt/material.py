@@ -20,6 +20,7 @@ import numpy as np
 from floatscope import prompts
 from floatscope.adapt.gaps import gaps
 from floatscope.adapt.held import apart, refuse_held
+from floatscope.adapt.mask import text_of
 from floatscope.adapt.scores import LENGTH
 from floatscope.errors import UserError
 from floatscope.models import Model
@@ -105,7 +106,9 @@ def prepare(folder: Path, model: Model, given: Given) -> Material:
             raise UserError(f"{folder} was prepared from {told}; use those, or another --out")
         return Material(folder, then)
     if not given.text:
-        raise UserError("there is no text to learn from; give --text FILES (plain or .jsonl, .gz, .xz or .bz2)")
+        raise UserError(
+            "there is no text to learn from; give --text FILE, once for each (plain or .jsonl, .gz, .xz or .bz2)"
+        )
     refuse_held([*given.text, *given.data], [*given.held_text, *given.held_data])
     samples = [s for path in given.data for s in read_samples(path) if s.answers and any(p.gold for p in s.passages)]
     held = [sample for path in given.held_data for sample in read_samples(path)]
@@ -114,8 +117,7 @@ def prepare(folder: Path, model: Model, given: Given) -> Material:
         raise UserError("none of the questions can be learnt from: each needs an answer and a passage marked as gold")
     with writing("the material", folder):
         folder.mkdir(parents=True, exist_ok=True)
-        assert model.text is not None
-        model.text.tokenizer.save_pretrained(str(folder))
+        text_of(model).tokenizer.save_pretrained(str(folder))
         paragraphs = [p for path in given.text for p in read_text(path).splitlines() if p.strip()]
         tokens = _save_ids(folder / "text.npy", model, paragraphs)
         apart_too = [p for path in given.held_text for p in read_text(path).splitlines()]
@@ -154,8 +156,7 @@ def _written(model: Model) -> dict[str, Any]:
 
 def _save_ids(path: Path, model: Model, paragraphs: Sequence[str]) -> int:
     """All paragraphs as one array, a line break between them; how many tokens that is."""
-    assert model.text is not None
-    tokenizer, found = model.text.tokenizer, []
+    tokenizer, found = text_of(model).tokenizer, []
     for start in range(0, len(paragraphs), TOGETHER):
         some = [f"{p}\n" for p in paragraphs[start : start + TOGETHER]]
         found += [

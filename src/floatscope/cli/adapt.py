@@ -15,8 +15,8 @@ from floatscope.cli.options import Name
 
 def adapt(
     model: Name,
-    text: Annotated[list[Path], typer.Option(help="Text to learn from: plain or JSON lines, .gz, .xz, .bz2.")] = [],  # noqa: B006
-    data: Annotated[list[Path], typer.Option(help="Questions to learn from, with their right passages.")] = [],  # noqa: B006
+    text: Annotated[list[Path], typer.Option(help="Text to learn from, once for each file, .gz, .xz, .bz2 too.")] = [],  # noqa: B006
+    data: Annotated[list[Path], typer.Option(help="Questions with their right passages, once for each file.")] = [],  # noqa: B006
     held_text: Annotated[list[Path], typer.Option(help="Text held apart; masks are filled there at the end.")] = [],  # noqa: B006
     held_data: Annotated[list[Path], typer.Option(help="Questions held apart; none of them is learnt.")] = [],  # noqa: B006
     out: Annotated[Path, typer.Option(help="Folder for material, checkpoints and the adapter.")] = Path("adapted"),

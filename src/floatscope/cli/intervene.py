@@ -42,9 +42,7 @@ def _list(wanted: bool) -> None:
 
 
 def intervene(
-    models: Annotated[
-        list[str], typer.Argument(metavar="MODEL…", help="Hub ids, folders, .gguf files, twin:NAME or smollm2:NAME.")
-    ],
+    models: o.Names,
     edit: Annotated[list[str], Opt(help="What is changed; several are at work together.", show_default=False)],
     data: o.Questions,
     out: Annotated[Path, Opt(help="The folder: a new one, or one to go on with.", show_default=False)],

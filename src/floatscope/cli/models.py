@@ -17,7 +17,7 @@ def models(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="A folder, a hub id (org/name), a .gguf file, twin:NAME or smollm2:NAME.", show_default=False
+            help="A hub id, a folder, a .gguf file, twin:NAME, smollm2:NAME or BASE+ADAPTER.", show_default=False
         ),
     ] = None,
     mask_id: Annotated[

@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 Opt = typer.Option
 
-Name = Annotated[str, typer.Argument(help="A hub id, a folder, a .gguf file, twin:NAME or smollm2:NAME.")]
+Name = Annotated[str, typer.Argument(help="A hub id, a folder, a .gguf file, twin:NAME, smollm2:NAME or BASE+ADAPTER.")]
+Names = Annotated[
+    list[str],
+    typer.Argument(metavar="MODEL…", help="Hub ids, folders, .gguf files, twin:NAME, smollm2:NAME or BASE+ADAPTER."),
+]
 Questions = Annotated[
     Path, Opt("--data", help="Questions; what a file holds is told by floatscope data.", show_default=False)
 ]

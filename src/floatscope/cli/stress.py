@@ -22,9 +22,7 @@ RETRIEVED = 100  # passages for a question; gold ones and those that tell an ans
 
 
 def stress(
-    models: Annotated[
-        list[str], typer.Argument(metavar="MODEL…", help="Hub ids, folders, .gguf files, twin:NAME or smollm2:NAME.")
-    ],
+    models: o.Names,
     data: o.Questions,
     kind: Annotated[str, Opt(help="noise, position, layout, query, shots, masks, needle, dirty.", show_default=False)],
     out: Annotated[Path, Opt(help="The folder: a new one, or one to go on with.", show_default=False)],

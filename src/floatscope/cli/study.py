@@ -22,9 +22,7 @@ Opt = typer.Option
 
 def study(
     name: Annotated[str, typer.Argument(metavar="NAME", help="sinks, pin, heads, dormant or blank.")],
-    models: Annotated[
-        list[str], typer.Argument(metavar="MODEL…", help="Hub ids, folders, .gguf files, twin:NAME or smollm2:NAME.")
-    ],
+    models: o.Names,
     data: o.Questions,
     out: Annotated[Path, Opt(help="The folder: a new one, or one to go on with.", show_default=False)],
     option: Annotated[list[str], Opt("--set", help="An option of the study, such as counts=1,5.")] = [],  # noqa: B006

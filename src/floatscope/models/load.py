@@ -158,7 +158,7 @@ def as_path(name: str | Path) -> Path:
     if not isinstance(name, str | Path) or not str(name) or "\0" in str(name):
         raise UserError(
             f"{printable(repr(name))} is no name; give a checkpoint folder, a hub id (org/name), a .gguf file,"
-            " twin:NAME or smollm2:NAME"
+            " twin:NAME, smollm2:NAME or BASE+ADAPTER"
         )
     if is_fetched(name):
         return fetched(name)

@@ -15,6 +15,7 @@ from typing import Any
 
 from floatscope.errors import UserError
 
+NO_TEXT = "there is no text to learn from; give --text FILE, once for each (plain or .jsonl, .gz, .xz or .bz2)"
 OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 
 

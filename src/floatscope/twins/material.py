@@ -64,7 +64,9 @@ def prepare(folder: Path, files: Sequence[Path], recipe: Recipe) -> Material:
             raise UserError(f"{folder} was prepared from {', '.join(then['text'])}; use those, or another --out")
         return Material(folder, then)
     if not files:
-        raise UserError("there is no text to learn from; give --text FILES (plain or .jsonl, .gz, .xz or .bz2)")
+        raise UserError(
+            "there is no text to learn from; give --text FILE, once for each (plain or .jsonl, .gz, .xz or .bz2)"
+        )
     text = "\n".join(read_text(path) for path in files)
     tokenizer = train_tokenizer(_to_learn_from(text), recipe.vocabulary)
     if len(tokenizer) != recipe.vocabulary:
