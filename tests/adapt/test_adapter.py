@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import shutil
 import sys
@@ -113,6 +114,14 @@ def written(folder, base, rank=3, **changes):
     return folder, module
 
 
+def with_tensors(folder, tensors) -> None:
+    """Others in the place of its own, as if they had always been there."""
+    save_file(tensors, folder / TENSORS)
+    sha256 = hashlib.sha256((folder / TENSORS).read_bytes()).hexdigest()
+    about = json.loads((folder / "adapter.json").read_text()) | {"sha256": sha256}
+    (folder / "adapter.json").write_text(json.dumps(about))
+
+
 def test_load_opens_a_base_with_its_adapter(base, tmp_path):
     folder, module = written(tmp_path / "sibling", base)
     model = load(f"{base}+{folder}")
@@ -153,6 +162,25 @@ def test_a_base_whose_shape_differs_is_refused_with_the_weight(base, tmp_path):
         load(f"{shallow}+{folder}")
 
 
+def test_tensors_of_another_adapter_are_refused(base, tmp_path):
+    folder, _ = written(tmp_path / "sibling", base)
+    other, _ = written(tmp_path / "other", base, mask_token="y")
+    tensors = load_file(other / TENSORS)
+    tensors["mask_embedding"] += 1
+    save_file(tensors, folder / TENSORS)
+    with pytest.raises(UserError, match=r"is not the one adapter\.json speaks of; get both from where they were made"):
+        load(f"{base}+{folder}")
+
+
+def test_a_folder_that_is_not_there_or_holds_the_adapter_is_told(base, tmp_path):
+    written(tmp_path / "sibling" / "adapter", base)
+    with pytest.raises(UserError, match=r"nowhere is not there; give a folder `floatscope adapt` has written$"):
+        load(f"{base}+{tmp_path / 'nowhere'}")
+    with pytest.raises(UserError, match=r"it has no adapter\.json; .* has written, such as .*sibling/adapter$"):
+        load(f"{base}+{tmp_path / 'sibling'}")
+    assert load(f"{base}+{tmp_path / 'sibling' / 'adapter'}").spec.name == "base+sibling/adapter"
+
+
 def test_an_adapter_alone_is_told_from_a_checkpoint(base, tmp_path):
     folder, _ = written(tmp_path / "sibling", base)
     with pytest.raises(UserError, match=r"is an adapter; open it with its base: BASE\+"):
@@ -163,7 +191,7 @@ def test_an_adapter_alone_is_told_from_a_checkpoint(base, tmp_path):
         load(f"{base}+{folder}", mask_id=3)
 
 
-ABOUT = '{"base_name": "", "base_sha256": "", "mask_id": 7, "mask_token": null, "rank": 3}'
+ABOUT = '{"base_name": "", "base_sha256": "", "mask_id": 7, "mask_token": null, "rank": 3, "sha256": ""}'
 
 
 @pytest.mark.parametrize(
@@ -194,7 +222,7 @@ def test_a_missing_tensor_is_refused_by_name(base, tmp_path, lost, said):
     folder, _ = written(tmp_path / "sibling", base)
     tensors = load_file(folder / TENSORS)
     kept = {"mask_embedding"} if lost is None else tensors.keys() - lost
-    save_file({name: tensors[name] for name in kept}, folder / TENSORS)
+    with_tensors(folder, {name: tensors[name] for name in kept})
     with pytest.raises(UserError, match=said):
         load(f"{base}+{folder}")
 
@@ -219,7 +247,7 @@ def test_values_that_are_no_numbers_are_refused(base, tmp_path):
     folder, _ = written(tmp_path / "sibling", base)
     tensors = load_file(folder / TENSORS)
     tensors["mask_embedding"][3] = torch.nan
-    save_file(tensors, folder / TENSORS)
+    with_tensors(folder, tensors)
     with pytest.raises(UserError, match=r"damaged \(mask_embedding is not finite\)"):
         load(f"{base}+{folder}")
 
@@ -231,8 +259,6 @@ def test_a_mask_id_beyond_the_vocabulary_is_refused(base, tmp_path):
 
 
 def test_the_digest_of_one_file_is_what_sha256sum_prints(base, tmp_path):
-    import hashlib
-
     assert base_digest(base) == hashlib.sha256((base / "model.safetensors").read_bytes()).hexdigest()
     several = write_random(tmp_path / "several", "llama", shards=3)
     assert base_digest(several) != base_digest(write_random(tmp_path / "others", "llama", shards=3, seed=1))
@@ -300,7 +326,6 @@ def test_a_base_that_keeps_its_causal_mask_is_refused(tmp_path):
 @pytest.mark.parametrize("size", [1, 3])
 def test_an_embedding_of_another_size_is_refused(base, tmp_path, size):
     folder, _ = written(tmp_path / "sibling", base)
-    tensors = load_file(folder / TENSORS) | {"mask_embedding": torch.zeros(size)}
-    save_file(tensors, folder / TENSORS)
+    with_tensors(folder, load_file(folder / TENSORS) | {"mask_embedding": torch.zeros(size)})
     with pytest.raises(UserError, match="its adapter's mask_embedding does not fit an embedding of"):
         load(f"{base}+{folder}")

@@ -105,7 +105,7 @@ def test_two_legs_equal_one(done, begun, small, monkeypatch):
 def test_what_is_left_opens_decodes_and_has_a_card(done):
     model = load(f"{BASE}+{done / 'adapter'}")
     assert model.spec.family == "mdm"
-    assert model.spec.name == "twin:arm+adapter"
+    assert model.spec.name == "twin:arm+out/adapter"
     said = fs.decode(model, "Question: Where?\nAnswer:", new_tokens=4, watch=fs.Watch())
     assert said.traces[0].received().shape[0] == 4
     scores = json.loads((done / "adapter" / "scores.json").read_text())
@@ -260,7 +260,7 @@ def told(*words: object) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_mistakes_are_one_sentence_and_status_2(tmp_path, small, base):
+def test_mistakes_are_one_sentence_and_status_2(tmp_path, small, base, done):
     full = write_random(tmp_path / "full", "llama", vocabulary=259)  # as many as its tokenizer has
     text = ("--text", small.folder / "text.txt")
     short = tmp_path / "short.txt"
@@ -276,7 +276,7 @@ def test_mistakes_are_one_sentence_and_status_2(tmp_path, small, base):
         (base, *text, "--out", tmp_path / "bytes", "--workers", "0"): "of 100 questions none fits into a row of",
         (BASE, *out): "there is no text to learn from; give --text FILE, once for each",
         ("twin:mdm", *text, *out): "twin:mdm is no autoregressive model",
-        (BASE, *text, *out, "--mask", "<nothing>"): "<nothing> is no token of twin:arm",
+        (BASE, *text, *out, "--mask", "<nothing>"): "'<nothing>' is no token of twin:arm",
         (BASE, *text, *out, "--rank", "-1"): "the rank is a number from 1 on",
         (BASE, *text, *out, "--tokens", "10"): "a step has at least one row of text, which is 512 tokens, got 10",
         (BASE, *text, *out, "--peak", "nan"): "the highest learning rate is a number above 0, got nan",
@@ -286,6 +286,21 @@ def test_mistakes_are_one_sentence_and_status_2(tmp_path, small, base):
         (keeps, *text, *out): "keeps its causal mask whatever it is told",
         (BASE, *text, *out, "--steps", "10", "--anneal", "20"): "the mask is opened over 0 to 10 steps, got 20",
         (BASE, *text, *out, "--control", "--anneal", "5"): "a control keeps its causal mask; leave --anneal out",
+        (
+            f"{BASE}+{done / 'adapter'}",
+            *text,
+            *out,
+        ): "has an adapter already, and only a base can be adapted",
+        (BASE, *text, *out, "--rank", "300"): "a projection has rank 256, and 300 is more; give less, or --rank 0",
+        (
+            BASE,
+            *text,
+            "--held-text",
+            text[1],
+            "--out",
+            tmp_path / "new",
+        ): "text.txt is the same as text.txt, which is for",
+        (BASE, *text, "--out", text[1]): "cannot write the material to",
         (BASE, *text, *out, "--control", "--mask", "9"): "a control has no mask; leave --mask out",
         (bare, *text, *out, "--control"): "has no tokenizer, and an adaptation reads text; give a base that has one",
         (BASE, *text, *out, "--mask", "Question", "--workers", "0"): "the mask Question stands in the questions or",
@@ -332,6 +347,16 @@ def test_another_mask_is_refused_between_legs_and_at_the_end(done, begun, small,
     broken_off(begun, small, monkeypatch, at=1)
     with pytest.raises(UserError, match=r"step-000001 is of another training \(adapter, mask_id 4095, not 9\)"):
         adapted(begun, small, mask="9")
+
+
+def test_a_leg_without_time_does_a_step_or_the_scores(begun, small):
+    recipe = replace(RECIPE, steps=2)
+    adapted(begun, small, recipe, minutes=0.0)
+    assert [p.name for p in (begun / "steps").iterdir()] == ["step-000001"]
+    adapted(begun, small, recipe, minutes=0.0)
+    assert legs.unfinished(begun) == ["its scores"]
+    adapted(begun, small, recipe, minutes=0.0)
+    assert legs.unfinished(begun) == []
 
 
 def test_steps_that_were_learnt_from_other_files_are_refused(begun, small, tmp_path, monkeypatch):

@@ -35,9 +35,10 @@ from floatscope.models.adapter import (
     with_new_row,
     write_adapter,
 )
-from floatscope.models.load import weights_of
+from floatscope.models.load import parted, weights_of
 from floatscope.models.place import device_of
 from floatscope.models.probe import probed
+from floatscope.models.said import printable
 from floatscope.training.ahead import ahead
 from floatscope.training.checkpoint import Training, check_same
 from floatscope.training.legs import Leg, run
@@ -68,6 +69,10 @@ def leg(
         raise UserError("an adaptation runs on one device; give cpu, cuda or cuda:1")
     now = Leg.of(folder, minutes, workers, command, licence)
     done = folder / "adapter"
+    alone, adapter = parted(base)
+    if adapter is not None:
+        raise UserError(f"{printable(base)} has an adapter already, and only a base can be adapted; give {alone}")
+    trained = is_adapter(done)
     model = load(base, device=place, dtype=torch.float32)
     if model.spec.family != "arm":
         raise UserError(f"{base} is no autoregressive model; an adaptation begins with one")
@@ -75,7 +80,7 @@ def leg(
     if recipe.control and mask is not None:
         raise UserError("a control has no mask; leave --mask out")
     recipe = fitted(recipe, model, None if recipe.control else choose_mask(model, mask))
-    if not is_adapter(done):
+    if not trained:
         if recipe.mask_id is not None:
             probed(replace(model, spec=replace(model.spec, family="mdm", mask_id=recipe.mask_id, layout="adapted")))
         material = prepare(folder / "material", model, given)
@@ -88,7 +93,7 @@ def leg(
         check_same(done, (then["kind"], then["recipe"]), KIND, recipe)
         if unfinished(folder):
             prepare(folder / "material", model, given)
-    if is_adapter(done) and not now.over:
+    if is_adapter(done) and (trained or not now.over):
         finish(done, base, folder / "material", place)
 
 

@@ -77,6 +77,9 @@ def learn(module: Any, mask_id: int | None, rank: int | None, seed: int = 0) -> 
     found = list(projections(module))
     if not found:
         raise UserError(f"{type(module).__name__} has no projections to adapt; give --rank 0 to learn all its weights")
+    most = min(min(part.weight.shape) for _, part in found)
+    if rank > most:
+        raise UserError(f"a projection has rank {most}, and {rank} is more; give less, or --rank 0 for whole weights")
     for name, part in found:
         module.set_submodule(name, LowRank(part, rank, draw))
     if mask_id is None:

@@ -34,7 +34,7 @@ def choose_mask(model: Model, asked: str | None) -> int:
     if asked is not None:
         found = int(asked) if asked.isascii() and asked.isdigit() else text.id_of(asked)  # a number is text, no mask
         if found is None or found >= rows:
-            raise UserError(f"{printable(asked)} is no token of {model.spec.name}; give a token, its id, or new")
+            raise UserError(f"'{printable(asked)}' is no token of {model.spec.name}; give a token, its id, or new")
         if found in (*model.spec.stop_ids, model.spec.bos_id):
             raise UserError(f"{printable(asked)} begins or ends its texts, and cannot be the mask as well")
         return found

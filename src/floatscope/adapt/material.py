@@ -96,8 +96,11 @@ class Material:
 
 def prepare(folder: Path, model: Model, given: Given) -> Material:
     """Made once and then read back; other files than before, or files that are held, are refused."""
+    made = (folder / RECORD).is_file()
+    if not made:
+        refuse_held([*given.text, *given.data], [*given.held_text, *given.held_data])
     digests = given.digests
-    if (folder / RECORD).is_file():
+    if made:
         then = read_json(folder / RECORD)
         if then["base"] != model.spec.weights:
             raise UserError(f"{folder} was prepared for another base; use another --out")

@@ -34,6 +34,7 @@ KEPT: dict[str, Any] = {  # what adapter.json says
     "mask_token": str | None,
     "rank": int | None,
 }
+SHA256 = "sha256"  # and this, of the tensors
 UP, DOWN, MASK = ".up", ".down", "mask_embedding"
 
 
@@ -67,16 +68,19 @@ def is_adapter(folder: Path) -> bool:
 def write_adapter(folder: Path, adapter: Adapter) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     save_file({k: t.contiguous() for k, t in adapter.tensors.items()}, folder / TENSORS, {"format": "pt"})
-    (folder / ABOUT).write_text(json.dumps(adapter.as_json, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    about = {**adapter.as_json, SHA256: _sha256(folder / TENSORS)}
+    (folder / ABOUT).write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def read_adapter(folder: Path) -> Adapter:
     if not is_adapter(folder):
-        raise UserError(f"{folder} is no adapter: it has no {ABOUT}; give a folder `floatscope adapt` has written")
+        within = f", such as {folder / 'adapter'}" if is_adapter(folder / "adapter") else ""
+        what = f"is no adapter: it has no {ABOUT}" if folder.is_dir() else "is not there"
+        raise UserError(f"{folder} {what}; give a folder `floatscope adapt` has written{within}")
     about = read_json(folder / ABOUT)
     wrong = [
         name
-        for name, kind in KEPT.items()
+        for name, kind in {**KEPT, SHA256: str}.items()
         if name not in about or not isinstance(about[name], kind) or isinstance(about[name], bool)
     ]
     if wrong:
@@ -86,10 +90,18 @@ def read_adapter(folder: Path) -> Adapter:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise UserError(f"{folder / TENSORS} is missing or damaged ({reason(error)}); fetch it again") from error
+    if _sha256(folder / TENSORS) != about[SHA256]:
+        raise UserError(f"{folder / TENSORS} is not the one {ABOUT} speaks of; get both from where they were made")
     if wild := [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]:
         raise UserError(f"{folder / TENSORS} is damaged ({listed(wild, 1)} is not finite); fetch it again")
     weights = fingerprint(folder / ABOUT, folder / TENSORS)
-    return Adapter(**{name: about[name] for name in KEPT}, tensors=tensors, name=folder.resolve().name, weights=weights)
+    return Adapter(**{name: about[name] for name in KEPT}, tensors=tensors, name=_name(folder), weights=weights)
+
+
+def _name(folder: Path) -> str:
+    """`sibling/adapter`, for most adapters lie in a folder of that name; else the folder's own."""
+    *_, above, own = folder.resolve().parts
+    return f"{above}/{own}" if own == "adapter" else own
 
 
 def base_digest(path: Path) -> str:
@@ -156,7 +168,7 @@ def merge(module: Any, adapter: Adapter) -> None:
         _put(row, adapter.tensors[MASK])
 
 
-def projections(module: Any) -> Iterator[tuple[str, nn.Module]]:
+def projections(module: Any) -> Iterator[tuple[str, Any]]:
     """Every linear map of the network but the one to the vocabulary: what an adapter with a rank changes."""
     from transformers.pytorch_utils import Conv1D
 

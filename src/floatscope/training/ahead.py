@@ -8,13 +8,15 @@ open its files when it is first called.
 
 from __future__ import annotations
 
+import os
 import signal
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from threading import Thread
 from typing import Any, TypeVar
 
 from floatscope.errors import UserError
@@ -69,7 +71,16 @@ _maker: Callable[[int], Any] | None = None  # of a worker process
 def _begin(make: Callable[[int], Any]) -> None:
     global _maker
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that trains; it ends its workers
+    Thread(target=_end_with_parent, daemon=True).start()
     _maker = make
+
+
+def _end_with_parent() -> None:
+    """A process that trains and is killed cannot end its workers."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _make(number: int) -> Any:

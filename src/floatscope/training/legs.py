@@ -50,12 +50,13 @@ def run(
     now: Leg,
     tokens: int,
 ) -> Generator[Told, None, Progress]:
-    """From the last checkpoint on; `batches` begin at a step, `steps` end when they are told, each with `tokens`."""
+    """From the last checkpoint on, and at least one step; `batches` begin at a step, `steps` end when they are told,
+    each with `tokens`."""
     progress = restore(training) or Progress(0, [])
     began, start, earlier = time.monotonic(), progress.step, progress.seconds
     saved = began
     with closing(batches(start)) as rows, interrupts() as interrupted:
-        for _ in steps(rows, progress, lambda: bool(interrupted) or now.over):
+        for _ in steps(rows, progress, lambda: bool(interrupted) or (now.over and progress.step > start)):
             progress.seconds = earlier + time.monotonic() - began
             if time.monotonic() - saved > SAVE_EVERY:
                 save(training, progress)

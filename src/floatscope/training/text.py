@@ -31,11 +31,11 @@ def read_text(path: Path) -> str:
     except (OSError, EOFError, lzma.LZMAError) as error:
         raise UserError(f"cannot read {path}: {error}") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is no UTF-8 text ({error.reason} at byte {error.start})") from error
+        raise UserError(f"{path} is no UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8") from error
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f'{path} is no file of JSON lines with a "text" each: {error!r}') from error
     if "\0" in text:
         raise UserError(f"{path} is binary: it has zero bytes; give plain text")
     if not text.strip():
-        raise UserError(f"{path} is empty")
+        raise UserError(f"{path} is empty; give a file with text")
     return text

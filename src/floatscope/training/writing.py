@@ -26,9 +26,9 @@ def writing(what: str, to: Path) -> Iterator[None]:
         if not (isinstance(error, OSError | SafetensorError) or is_rust(error)):  # the tokenizer's own writer is Rust
             raise
         why = error.strerror if isinstance(error, OSError) and error.strerror else reason(error)
-        raise UserError(
-            f"cannot write {what} to {to} ({why}); make room there and run the same command again"
-        ) from error
+        elsewhere = isinstance(error, NotADirectoryError | FileExistsError | PermissionError)
+        remedy = "use another --out" if elsewhere else "make room there and run the same command again"
+        raise UserError(f"cannot write {what} to {to} ({why}); {remedy}") from error
 
 
 @contextmanager
