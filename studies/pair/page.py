@@ -136,10 +136,11 @@ def _share(row: dict[str, float] | None) -> str:
 
 # The claims.
 
-RULES = """## The paper's claims
+HEAD = """## The paper's claims
 
 The claims are those of [Revealing the Attention Floating Mechanism in Masked Diffusion
-Models](https://arxiv.org/abs/2601.07894), which were made of far larger models. Each is written as a number that the
+Models](https://arxiv.org/abs/2601.07894), which were made of far larger models."""
+RULES = """Each is written as a number that the
 claim says is above zero, *tested* below, and judged by its interval alone:
 
 - **holds**: the interval lies above zero; *by less than would matter* where all of it is within the margin.
@@ -190,19 +191,44 @@ def claims(out: Path) -> Iterator[str]:
             said += ", and the lessons may be why"
         shown = [str(apart.n), *plain, claim.tested, _interval(apart, claim.scale), f"**{said}**"]
         lines.append([claim.says, claim.measured, *shown])
-    yield RULES
     missing = len(CLAIMS) + 1 - len(lines)
     rest = f"; the runs of {missing} others are not finished" if missing else ""
-    yield f"Of {len(lines) - 1} tests {tally([line[-1] for line in lines[1:]])}{rest}.\n"
+    yield f"{HEAD} Of {len(lines) - 1}\ntests {tally([line[-1] for line in lines[1:]])}{rest}.\n"
+    yield in_short({(line[0], line[1]): line[-1] for line in _in_full(lines[1:])})
+    yield RULES
     yield markdown(lines)
     yield UNSAID
+
+
+def _in_full(lines: Sequence[list[str]]) -> Iterator[list[str]]:
+    """With the claim before it where one goes on with it."""
+    before = ""
+    for says, *rest in lines:
+        before = before if says.startswith("…") else says
+        yield [before + says.replace("…", ",") if says.startswith("…") else says, *rest]
+
+
+def in_short(verdicts: Mapping[tuple[str, str], str]) -> str:
+    """(claim, how it is measured) → verdict, as three lists of claims."""
+    found: dict[str, list[str]] = {}
+    for (says, _), said in verdicts.items():
+        found.setdefault(says, []).append(said)
+    kinds = {HOLDS: "Hold", NOT: "Do not", OPEN: "Cannot be told"}
+    lists: dict[str, list[str]] = {words: [] for words in (*kinds.values(), "Differ by how they are measured")}
+    for says, each in found.items():
+        alike = [words for kind, words in kinds.items() if all(said.startswith(f"**{kind}") for said in each)]
+        if alike:
+            lists[alike[0]].append(says)
+        else:
+            lists["Differ by how they are measured"].append(f"{says} ({tally(each)})")
+    return "".join(f"- **{words}:** {'; '.join(some)}.\n" for words, some in lists.items() if some)
 
 
 def tally(verdicts: Sequence[str]) -> str:
     """How many of them say what."""
     kinds = {HOLDS: "hold", NOT: "do not", OPEN: "cannot be told"}
     counts = {said: sum(verdict.startswith(f"**{kind}") for verdict in verdicts) for kind, said in kinds.items()}
-    return ", ".join(f"{count} {said}" for said, count in counts.items())
+    return ", ".join(f"{count} {said}" for said, count in counts.items() if count)
 
 
 def _digits(scale: float, mean: float) -> int:
