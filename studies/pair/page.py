@@ -140,8 +140,8 @@ HEAD = """## The paper's claims
 
 The claims are those of [Revealing the Attention Floating Mechanism in Masked Diffusion
 Models](https://arxiv.org/abs/2601.07894), which were made of far larger models."""
-RULES = """Each is written as a number that the
-claim says is above zero, *tested* below, and judged by its interval alone:
+RULES = """Each claim is written as a number that it says is above zero, *tested* below, and judged by its interval
+alone:
 
 - **holds**: the interval lies above zero; *by less than would matter* where all of it is within the margin.
 - **does not**: it lies below zero (*the opposite*), or it has zero in it and ends below the margin: *no difference that
