@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -44,6 +45,7 @@ install_import_hook([f"floatscope.{room}" for room in ROOMS], "beartype.beartype
 settings.register_profile("floatscope", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("floatscope")
 torch.set_num_threads(1)  # the tensors here are tiny: threads that wait for each other on a busy machine cost seconds
+os.environ["OMP_NUM_THREADS"] = "1"  # and so in the commands that tests run
 
 
 @pytest.fixture(autouse=True)
