@@ -134,8 +134,9 @@ def test_the_masked_loss_is_weighted_by_one_over_t_and_sees_only_masks(seed, shi
 
 
 @pytest.mark.parametrize("kind", ["arm", "mdm", "mdm-adapted"])
-def test_the_loss_falls(prepared, kind):
-    recipe = replace(RECIPE, steps=200, warmup=10, peak=3e-3)
+def test_the_loss_falls(prepared, kind, monkeypatch):
+    monkeypatch.setattr(train, "EVERY", 50)
+    recipe = replace(RECIPE, steps=100, warmup=10, peak=3e-3)
     module = new_module(recipe)
     progress = Progress(0, [])
     rows = material.batches(prepared, recipe, 0, 0)
