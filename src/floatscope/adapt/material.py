@@ -28,7 +28,7 @@ from floatscope.models.text import Text, open_text
 from floatscope.tasks.read import read_samples
 from floatscope.tasks.sample import Sample
 from floatscope.training.record import digest, read_json, write_json
-from floatscope.training.text import read_text
+from floatscope.training.text import NO_TEXT, read_text
 from floatscope.training.writing import writing
 
 RECORD = "material.json"
@@ -109,9 +109,7 @@ def prepare(folder: Path, model: Model, given: Given) -> Material:
             raise UserError(f"{folder} was prepared from {told}; use those, or another --out")
         return Material(folder, then)
     if not given.text:
-        raise UserError(
-            "there is no text to learn from; give --text FILE, once for each (plain or .jsonl, .gz, .xz or .bz2)"
-        )
+        raise UserError(NO_TEXT)
     refuse_held([*given.text, *given.data], [*given.held_text, *given.held_data])
     samples = [s for path in given.data for s in read_samples(path) if s.answers and any(p.gold for p in s.passages)]
     held = [sample for path in given.held_data for sample in read_samples(path)]

@@ -19,7 +19,7 @@ import numpy as np
 from floatscope.errors import UserError
 from floatscope.training.ahead import ahead
 from floatscope.training.record import digest
-from floatscope.training.text import read_text
+from floatscope.training.text import NO_TEXT, read_text
 from floatscope.twins.lessons import Rows, make_rows, prompt_of
 from floatscope.twins.train import Recipe
 from floatscope.twins.words import Words, train_tokenizer
@@ -64,9 +64,7 @@ def prepare(folder: Path, files: Sequence[Path], recipe: Recipe) -> Material:
             raise UserError(f"{folder} was prepared from {', '.join(then['text'])}; use those, or another --out")
         return Material(folder, then)
     if not files:
-        raise UserError(
-            "there is no text to learn from; give --text FILE, once for each (plain or .jsonl, .gz, .xz or .bz2)"
-        )
+        raise UserError(NO_TEXT)
     text = "\n".join(read_text(path) for path in files)
     tokenizer = train_tokenizer(_to_learn_from(text), recipe.vocabulary)
     if len(tokenizer) != recipe.vocabulary:

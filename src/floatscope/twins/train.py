@@ -117,9 +117,8 @@ def masked_loss(
     """(diffusion loss, weighted 1/t, of half the rows; loss of the answers masked in the other half)."""
     t, anywhere = drawn(tokens, draw)
     asked = _whole_answers(roles, draw)
-    reading = (torch.arange(len(tokens), device=tokens.device) % 2 == 1)[:, None] & (roles == ANSWER).any(
-        -1, keepdim=True
-    )
+    odd = torch.arange(len(tokens), device=tokens.device) % 2 == 1
+    reading = odd[:, None] & (roles == ANSWER).any(-1, keepdim=True)
     masked = torch.where(reading, asked, anywhere)
     logits = forward(torch.where(masked, mask_id, tokens))
     if shift:  # row p decides position p + 1; nothing decides the first
