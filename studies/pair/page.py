@@ -166,8 +166,8 @@ Tests depend on each other, most of them through the ARM's first token; interval
 and tell of other questions, not of another training: each model was trained once, and each untrained one drawn once.
 An MDM that is done writes ends of text, often before the answer, and those are steps too. The index of the top key
 counts the same token of two texts as two places where they begin alike and differ in length before it. An edit's
-control acts on as many keys, drawn once, which need not have as much attention. The base comes with weights of four
-bits.
+control acts on as many keys, drawn once, which need not have as much attention. A mean over layers hides single ones
+that differ; the pictures show them. The base comes with weights of four bits.
 """
 
 
