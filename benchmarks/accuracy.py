@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 from watch_cost import commit, machine
 
+from floatscope.canvas import CanvasState
 from floatscope.capture import dense
 from floatscope.capture.ask import Ask
 from floatscope.capture.attention import Attention
@@ -24,7 +25,7 @@ from floatscope.capture.received import backend_for, receive
 from floatscope.capture.reducer import Reducer
 from floatscope.capture.watcher import Watch, Watcher
 from floatscope.capture.ways import into
-from floatscope.values import CanvasState, State
+from floatscope.schema import State
 
 T, STEPS = 1024, 3
 SPREADS = (0.02, 0.03, 0.06)

@@ -22,11 +22,11 @@ import numpy as np
 import torch
 from watch_cost import commit, machine
 
-from floatscope.adapt import train
-from floatscope.adapt.lessons import ANSWER, PAD, PROMPT, TAIL, Batch
-from floatscope.adapt.low_rank import learn
-from floatscope.adapt.recipe import Recipe
-from floatscope.training.progress import Progress
+from floatscope.lab.adapt import train
+from floatscope.lab.adapt.lessons import ANSWER, PAD, PROMPT, TAIL, Batch
+from floatscope.lab.adapt.low_rank import learn
+from floatscope.lab.adapt.recipe import Recipe
+from floatscope.lab.training.progress import Progress
 
 SHAPES = {
     "smollm2": {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9}

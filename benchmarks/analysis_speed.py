@@ -26,11 +26,10 @@ import numpy as np
 from watch_cost import commit, machine
 
 from floatscope.analysis import measure
-from floatscope.capture.fields import FIELDS, GROUPS, RANKS, fields_of
-from floatscope.trace import Trace, create_run, forecast, open_run
-from floatscope.trace.layout import COORDS, OWN, stored_axes
-from floatscope.trace.sizes import format_size
-from floatscope.values import State
+from floatscope.files.sizes import format_size
+from floatscope.schema import FIELDS, GROUPS, RANKS, State, fields_of
+from floatscope.traces import Trace, create_run, forecast, open_run
+from floatscope.traces.layout import COORDS, OWN, stored_axes
 
 T, STEPS, LAYERS, HEADS, NEW = 1024, 32, 32, 32, 32
 PARTS = ("template", *(f"document {k}" for k in range(1, 6)), "question", "answer")

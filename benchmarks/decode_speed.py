@@ -30,8 +30,8 @@ import torch
 from watch_cost import build, commit, machine
 
 from floatscope.capture.watcher import Watch
-from floatscope.decoding import Decoding, decode
-from floatscope.models import Model, ModelSpec
+from floatscope.models.model import Model, ModelSpec
+from floatscope.pipelines.decode import Decoding, decode
 
 PROMPT, NEW = 512, 32
 BATCH = {"cuda": 32, "cpu": 8}

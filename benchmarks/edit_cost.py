@@ -23,10 +23,11 @@ import torch
 from watch_cost import build, commit, machine
 
 from floatscope.capture.watcher import Watch
-from floatscope.decoding import decode
-from floatscope.models import Model, ModelSpec, load
-from floatscope.twins.heldout import read
-from floatscope.twins.lessons import prompt_of
+from floatscope.lab.twins.heldout import read
+from floatscope.lab.twins.lessons import prompt_of
+from floatscope.models.load import load
+from floatscope.models.model import Model, ModelSpec
+from floatscope.pipelines.decode import decode
 
 GOALS = {"cuda": {"mask_anchors(k=5)": 1.4}, "cpu": {"mask_anchors(k=5)": 1.5}}
 EDITS = (

@@ -25,10 +25,11 @@ import torch
 from decode_speed import Bench
 from watch_cost import commit, machine
 
-from floatscope.evaluating import evaluate
-from floatscope.models import Model, ModelSpec, load
+from floatscope.lab.twins.heldout import read
+from floatscope.models.load import load
+from floatscope.models.model import Model, ModelSpec
+from floatscope.pipelines.evaluate import evaluate
 from floatscope.tasks.sample import Passage, Sample
-from floatscope.twins.heldout import read
 
 TOKENS, NEW, SINGLES = 900, 32, 4
 COUNT = {"cuda": 96, "cpu": 200}

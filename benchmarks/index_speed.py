@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 from watch_cost import commit, machine
 
+from floatscope.files.sizes import format_size
 from floatscope.tasks.index import Index
-from floatscope.trace.sizes import format_size
 
 VOCABULARY, WORDS, QUESTION, K = 50_000, 100, 8, 5
 CORES = 2

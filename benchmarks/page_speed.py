@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 from playwright.sync_api import Page, sync_playwright
 
-from floatscope.report.charts import Lines, Map, Model, Report, Section, Series
-from floatscope.report.explorer import payload
-from floatscope.report.page import write_page
-from floatscope.trace import Trace
+from floatscope.reports.charts import Lines, Map, Model, Report, Section, Series
+from floatscope.reports.explorer import payload
+from floatscope.reports.page import write_page
+from floatscope.traces import Trace
 
 STEPS, LAYERS, HEADS, NEW = 32, 32, 32, 32
 WORDS = ("the", "a", "river", "float", "sink", "anchor", "of", "and", "to", "moves", "token", "mask", "layer", "who")

@@ -23,10 +23,11 @@ from typing import Any
 from watch_cost import commit, machine
 
 from floatscope.capture.watcher import Watch
-from floatscope.decoding import decode
-from floatscope.models import Model, load
-from floatscope.twins.heldout import read
-from floatscope.twins.lessons import prompt_of
+from floatscope.lab.twins.heldout import read
+from floatscope.lab.twins.lessons import prompt_of
+from floatscope.models.load import load
+from floatscope.models.model import Model
+from floatscope.pipelines.decode import decode
 
 PROMPT, NEW = 300, 32
 GOALS = {("mdm", "unwatched"): 2.5}  # seconds

@@ -36,9 +36,10 @@ from tokenizers.models import WordLevel
 from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from floatscope.canvas import CanvasState, Commits, Regions
 from floatscope.capture.watcher import Watch, Watcher
 from floatscope.capture.ways import into
-from floatscope.values import CanvasState, Commits, Regions, State
+from floatscope.schema import State
 
 SHAPES = {
     "cuda": dict(  # LLaDA-8B

@@ -16,7 +16,7 @@ import pandas as pd
 from shown import markdown
 
 from floatscope.analysis.estimate import difference, estimate
-from floatscope.evaluating import open_evaluation
+from floatscope.analysis.evaluations import open_evaluation
 
 ARM = "arm"
 CEILING = 0.97

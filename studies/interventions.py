@@ -15,9 +15,9 @@ from runs import studied
 from shown import heads, rows
 
 import floatscope as fs
-from floatscope.intervene.studies import STUDIES
-from floatscope.intervening import effects
-from floatscope.twins.heldout import read
+from floatscope.analysis.experiments import effects
+from floatscope.analysis.studies import STUDIES
+from floatscope.lab.twins.heldout import read
 
 PARTS: list[tuple[str, tuple[str, ...], int, dict[str, Any], str]] = [
     ("sinks", ("arm", "mdm", "mdm-adapted"), 24, {"draws": 1}, "Anchors masked"),

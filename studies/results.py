@@ -15,17 +15,17 @@ from random import Random
 from typing import Any
 
 from claims import claims
-from interventions import interventions
 from runs import asked, machines, under
 from shown import markdown, points
 
 import floatscope as fs
 from floatscope.analysis.estimate import estimate
-from floatscope.evaluating import open_evaluation
-from floatscope.report.scores import compared, written
+from floatscope.analysis.evaluations import open_evaluation
+from floatscope.lab.twins.heldout import read
+from floatscope.lab.twins.world import few_shot
+from floatscope.reports.scores import compared, written
 from floatscope.tasks.read import read_samples
-from floatscope.twins.heldout import read
-from floatscope.twins.world import few_shot
+from interventions import interventions
 
 PAGE = Path(__file__).parent.parent / "docs" / "results.md"
 TWINS = ("arm", "mdm", "mdm-adapted")

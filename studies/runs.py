@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import floatscope as fs
-from floatscope.evaluating import evaluate
-from floatscope.intervene.studies import STUDIES, Asked, plan
-from floatscope.intervening import EXPERIMENT, experiment, read_experiment
-from floatscope.stressing import STRESS, read_stress, stress
+from floatscope.analysis.experiments import EXPERIMENT, read_experiment
+from floatscope.analysis.stress_tests import STRESS, read_stress
+from floatscope.analysis.studies import STUDIES
+from floatscope.pipelines.evaluate import evaluate
+from floatscope.pipelines.intervene import experiment
+from floatscope.pipelines.stress import stress
+from floatscope.pipelines.studies import Asked, plan
 from floatscope.tasks.sample import Sample
-from floatscope.trace.record import RECORD, read_record
+from floatscope.traces.record import RECORD, read_record
 
 
 def asked(model: fs.Model, samples: Sequence[Sample], out: Path, **how: Any) -> Path:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from floatscope.stressing import curve, gap
+from floatscope.analysis.stress_tests import curve, gap
 
 COLUMNS = {"acc": ("acc", 100.0, 1), "nll": ("NLL", 1.0, 2), "floating": ("floating", 1.0, 2)}
 

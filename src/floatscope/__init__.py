@@ -10,61 +10,65 @@ Importing it is light: torch, transformers and matplotlib are loaded by the firs
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.6.0"
 
 _HOME = {
-    "Decoding": "decoding",
-    "decode": "decoding",
-    "final_state": "final_state",
-    "lens": "lens",
-    "answer_nll": "likelihood",
-    "trace_samples": "tracing",
-    "watch": "watching",
+    "Decoding": "pipelines.decode",
+    "decode": "pipelines.decode",
+    "final_state": "pipelines.final_state",
+    "lens": "pipelines.lens",
+    "answer_nll": "pipelines.likelihood",
+    "trace_samples": "pipelines.trace",
+    "watch": "pipelines.watch",
     "UserError": "errors",
-    "CanvasState": "values",
-    "Commits": "values",
-    "Edit": "values",
-    "Keys": "values",
-    "Groups": "values",
-    "Reductions": "values",
-    "Regions": "values",
-    "State": "values",
+    "CanvasState": "canvas",
+    "Commits": "canvas",
+    "Edit": "interventions.edits",
+    "Keys": "interventions.edits",
+    "Groups": "canvas",
+    "Reductions": "canvas",
+    "Regions": "canvas",
+    "State": "schema",
     "Reducer": "capture.reducer",
     "Watch": "capture.watcher",
-    "Model": "models",
-    "ModelSpec": "models",
-    "load": "models",
-    "untrained": "models",
-    "write_checkpoint": "models",
-    "write_random": "models",
-    "Step": "decode",
-    "Run": "trace",
-    "Trace": "trace",
-    "create_run": "trace",
-    "forecast": "trace",
-    "open_run": "trace",
+    "Model": "models.model",
+    "ModelSpec": "models.model",
+    "load": "models.load",
+    "untrained": "models.untrained",
+    "write_checkpoint": "models.write",
+    "write_random": "models.random",
+    "Step": "canvas",
+    "Run": "traces",
+    "Trace": "traces",
+    "create_run": "traces",
+    "forecast": "traces",
+    "open_run": "traces",
 }
 
 __all__ = sorted(_HOME)
 
 if TYPE_CHECKING:
+    from floatscope.canvas import CanvasState, Commits, Groups, Reductions, Regions
     from floatscope.capture.reducer import Reducer
     from floatscope.capture.watcher import Watch
-    from floatscope.decoding import Decoding, decode
     from floatscope.errors import UserError
-    from floatscope.final_state import final_state
-    from floatscope.lens import lens
-    from floatscope.likelihood import answer_nll
-    from floatscope.models import Model, ModelSpec, load, untrained, write_checkpoint, write_random
-    from floatscope.trace import Run, Trace, create_run, forecast, open_run
-    from floatscope.tracing import trace_samples
-    from floatscope.values import CanvasState, Commits, Edit, Groups, Keys, Reductions, Regions, State
-    from floatscope.watching import watch
+    from floatscope.interventions.edits import Edit, Keys
+    from floatscope.models.load import load
+    from floatscope.models.model import Model, ModelSpec
+    from floatscope.models.random import write_random
+    from floatscope.models.untrained import untrained
+    from floatscope.models.write import write_checkpoint
+    from floatscope.pipelines.decode import Decoding, decode
+    from floatscope.pipelines.final_state import final_state
+    from floatscope.pipelines.lens import lens
+    from floatscope.pipelines.likelihood import answer_nll
+    from floatscope.pipelines.trace import trace_samples
+    from floatscope.pipelines.watch import watch
+    from floatscope.schema import State
+    from floatscope.traces import Run, Trace, create_run, forecast, open_run
 
 
 def __getattr__(name: str) -> Any:
@@ -79,14 +83,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return [*globals(), *_HOME, "analysis"]
-
-
-class _Face(ModuleType):
-    """`floatscope.decode` is the verb, though a room has the same name: importing the room must not hide it."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _HOME and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Face

@@ -14,9 +14,9 @@ from tables import CONTROL, read_table
 
 from floatscope.analysis.estimate import estimate
 from floatscope.analysis.retrieval import head_map
-from floatscope.report.charts import Lines, Map, Series
-from floatscope.report.figures import draw
-from floatscope.stressing import curve
+from floatscope.analysis.stress_tests import curve
+from floatscope.reports.charts import Lines, Map, Series
+from floatscope.reports.figures import draw
 
 LABELS = {"arm": "ARM", "mdm": "MDM"}
 

@@ -1,6 +1,6 @@
 """docs/pair.md from the folders `run.py` made; no model is loaded, and what was not run is left out.
 
-python studies/pair/page.py --out runs/pair --page docs/pair.md --adapter src/floatscope/adapt/smollm2
+python studies/pair/page.py --out runs/pair --page docs/pair.md --adapter src/floatscope/assets/adapters/smollm2
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from tables import CONTROL, read_table
 from verdict import HOLDS, NOT, OPEN, Stat, Told, of_means, verdict
 
 import floatscope as fs
+from floatscope.analysis.evaluations import open_evaluation
+from floatscope.analysis.experiments import effects
 from floatscope.analysis.floating import THIRDS
 from floatscope.analysis.retrieval import THRESHOLD, correlation, head_map
+from floatscope.analysis.studies import STUDIES
 from floatscope.analysis.tokens import CLASSES
 from floatscope.errors import UserError
-from floatscope.evaluating import open_evaluation
-from floatscope.intervene.studies import STUDIES
-from floatscope.intervening import effects
-from floatscope.trace.record import RECORD, read_record
+from floatscope.traces.record import RECORD, read_record
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "pair.md"
 DATA = {"nq": "NQ", "xquad": "XQuAD"}

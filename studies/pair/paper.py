@@ -19,10 +19,10 @@ from runs import finished
 from tables import CONTROL, read_table
 from verdict import Stat, stuck
 
+from floatscope.analysis.evaluations import open_predictions
+from floatscope.analysis.experiments import read_experiment
 from floatscope.analysis.floating import third
 from floatscope.errors import UserError
-from floatscope.evaluating import open_predictions
-from floatscope.intervening import read_experiment
 
 WHO = ("arm", "mdm")
 POINTS = 0.05

@@ -22,11 +22,11 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from floatscope.adapt.held import apart
+from floatscope.files.records import digest
+from floatscope.lab.adapt.held import apart
+from floatscope.lab.training.text import read_text
 from floatscope.tasks.read import read_samples
 from floatscope.tasks.sample import Sample
-from floatscope.training.record import digest
-from floatscope.training.text import read_text
 
 HELD = Path(__file__).parent / "held.json"
 FIFTH = 5

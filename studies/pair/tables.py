@@ -26,8 +26,8 @@ from floatscope.analysis.look import Look, looks
 from floatscope.errors import UserError
 from floatscope.tasks.sample import Sample
 from floatscope.tasks.template import template
-from floatscope.trace.record import RECORD
-from floatscope.trace.run import control_path
+from floatscope.traces.record import RECORD
+from floatscope.traces.run import control_path
 
 CONTROL = "untrained"
 FIELDS = (

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from floatscope.capture.fields import (
+from floatscope.schema import (
     FIELDS,
     GROUPS,
     HEAD_STATS,
@@ -24,11 +24,11 @@ from floatscope.capture.fields import (
     QUANTITIES,
     RANKS,
     TOP_STATS,
+    State,
     fields_of,
 )
-from floatscope.trace import Trace
-from floatscope.trace.layout import COORDS, OWN, stored_axes
-from floatscope.values import State
+from floatscope.traces import Trace
+from floatscope.traces.layout import COORDS, OWN, stored_axes
 
 BOS, MASK, END, LINE, SPACE, STOP, COMMA = range(7)
 WORDS = range(7, 40)

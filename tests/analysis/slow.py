@@ -14,7 +14,7 @@ from statistics import fmean
 import numpy as np
 from hand import BOS, END, LINE, MASK, PIECES, SPACE, World, gini
 
-from floatscope.values import State
+from floatscope.schema import State
 
 CLASSES = ("bos", "mask", "special", "template", "newline", "punctuation", "content")
 

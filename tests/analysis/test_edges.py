@@ -14,7 +14,7 @@ import floatscope as fs
 from floatscope.analysis import Look, absorption, anchors, depth, detect, floating, floating_index
 from floatscope.analysis.measure import ANALYSES, measure
 from floatscope.errors import UserError
-from floatscope.trace import Trace
+from floatscope.traces import Trace
 
 pytestmark = pytest.mark.filterwarnings("error")
 

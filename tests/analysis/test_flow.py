@@ -15,7 +15,7 @@ import floatscope as fs
 from floatscope.analysis import Look, flow
 from floatscope.errors import UserError
 from floatscope.tasks.sample import Passage, Sample
-from floatscope.trace import Trace
+from floatscope.traces import Trace
 
 pytestmark = pytest.mark.filterwarnings("error")
 worlds = pytest.mark.parametrize(("seed", "kind"), [(seed, kind) for kind in KINDS for seed in range(4)])

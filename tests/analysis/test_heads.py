@@ -15,11 +15,10 @@ from hand import KINDS, World, anything, attend, canvas, causal, growing, trace_
 
 from floatscope.analysis import Look, heads
 from floatscope.analysis.detectors import detector
-from floatscope.capture.fields import FIELDS, GROUPS, HEAD_STATS
 from floatscope.errors import UserError
-from floatscope.trace import Trace
-from floatscope.trace.layout import stored_axes
-from floatscope.values import State
+from floatscope.schema import FIELDS, GROUPS, HEAD_STATS, State
+from floatscope.traces import Trace
+from floatscope.traces.layout import stored_axes
 
 pytestmark = pytest.mark.filterwarnings("error")
 worlds = pytest.mark.parametrize(("seed", "kind"), [(seed, kind) for kind in KINDS for seed in range(4)])

@@ -12,7 +12,7 @@ from hand import KINDS, World, anything, attend, canvas, trace_of
 from floatscope.analysis import Look
 from floatscope.analysis.influence import influence, influence_map, rank_correlation, ranks
 from floatscope.errors import UserError
-from floatscope.trace import Trace
+from floatscope.traces import Trace
 
 pytestmark = pytest.mark.filterwarnings("error")
 COLUMNS = ["received", "received_all", "contribution"]

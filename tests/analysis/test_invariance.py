@@ -12,7 +12,7 @@ from hand import KINDS, anything, trace_of
 
 import floatscope as fs
 from floatscope.analysis import Look, anchors, floating, measure
-from floatscope.trace import Trace
+from floatscope.traces import Trace
 
 pytestmark = pytest.mark.filterwarnings("error")
 SHAPE = {"layers": 3, "width": 32, "heads": 4, "kv_heads": 2, "ffn": 48, "vocabulary": 64}

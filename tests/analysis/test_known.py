@@ -11,7 +11,7 @@ from hand import BOS, COMMA, LINE, STOP, WORDS, World, canvas, causal, full, gro
 
 from floatscope.analysis import Look, absorption, anchors, depth, detect, floating, floating_index
 from floatscope.analysis.tokens import CLASSES
-from floatscope.trace import Trace
+from floatscope.traces import Trace
 
 pytestmark = pytest.mark.filterwarnings("error")
 N, STEPS, LAYERS, HEADS = 40, 10, 2, 3

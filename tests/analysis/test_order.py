@@ -18,7 +18,7 @@ from hand import BOS, COMMA, END, LINE, STOP, WORDS, World, attend, canvas, caus
 from floatscope.analysis import Look
 from floatscope.analysis.order import arness, commits, coupling, kendall, order, trajectory
 from floatscope.errors import UserError
-from floatscope.values import State
+from floatscope.schema import State
 
 pytestmark = pytest.mark.filterwarnings("error")
 PROMPT = 20

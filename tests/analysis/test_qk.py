@@ -9,8 +9,8 @@ from hand import World, attend, canvas, causal, full, trace_of
 from floatscope.analysis import Look, absorption
 from floatscope.analysis.depth import structure
 from floatscope.analysis.qk import attribution, norms, qk
-from floatscope.capture.fields import KEY_STATS, RANKS
 from floatscope.errors import UserError
+from floatscope.schema import KEY_STATS, RANKS
 
 SCALING = 0.25
 MASKS = {"full": full, "causal": causal}

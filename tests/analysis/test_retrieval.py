@@ -13,7 +13,7 @@ from hand import BOS, WORDS, World, attend, canvas, causal, growing, trace_of
 from floatscope.analysis import Look
 from floatscope.analysis.retrieval import THRESHOLD, correlation, head_map, profile, retrieval
 from floatscope.errors import UserError
-from floatscope.trace import Trace
+from floatscope.traces import Trace
 
 pytestmark = pytest.mark.filterwarnings("error")
 A, B, C, OTHER = WORDS[:4]

@@ -15,8 +15,8 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 import floatscope as fs
 from floatscope.capture import influence as room
 from floatscope.capture.influence import influence
-from floatscope.trace import Recorder
-from floatscope.trace.file import read_trace, write_trace
+from floatscope.traces.file import read_trace, write_trace
+from floatscope.traces.recorder import Recorder
 
 WIDTH = 16
 SHAPE = {

@@ -8,10 +8,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
+from floatscope.canvas import CanvasState, Commits, Regions
 from floatscope.capture import attention, blocked, visibility
 from floatscope.capture.watcher import Watch, Watcher
 from floatscope.capture.ways import into
-from floatscope.values import CanvasState, Commits, Regions, State
+from floatscope.schema import State
 
 SHAPE = {
     "vocab_size": 16,

@@ -13,14 +13,14 @@ from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralFo
 from transformers.models.llama import modeling_llama
 from transformers.models.mistral import modeling_mistral
 
+from floatscope.canvas import CanvasState, Commits, Reductions, Regions
 from floatscope.capture import watcher as watcher_module
-from floatscope.capture.fields import ELIGIBLE, FIELDS, GROUPS, QUANTITIES, RANKS, SHARED
 from floatscope.capture.plan import plan_for
 from floatscope.capture.visibility import Visibility
 from floatscope.capture.watcher import Watch, Watcher
 from floatscope.capture.ways import into
 from floatscope.errors import UserError
-from floatscope.values import CanvasState, Commits, Reductions, Regions, State
+from floatscope.schema import ELIGIBLE, FIELDS, GROUPS, QUANTITIES, RANKS, SHARED, State
 
 B, T, H, KV, D, LAYERS, WINDOW = 3, 26, 4, 2, 8, 3, 7
 MASKS = ("full", "causal", "window")

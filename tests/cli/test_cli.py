@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 import floatscope
-from floatscope import doctor
 from floatscope.cli.main import app
-from floatscope.doctor import Case, Outcome, Report, Verdict
+from floatscope.pipelines import doctor
+from floatscope.pipelines.doctor import Case, Outcome, Report, Verdict
 
 HEAVY = ("torch", "transformers", "matplotlib", "numpy", "xarray", "safetensors")
 

@@ -9,10 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 import floatscope as fs
-from floatscope import demo
 from floatscope.cli.main import app
-from floatscope.demo import TWINS, prepare, questions, watch
-from floatscope.trace import controls
+from floatscope.pipelines import demo
+from floatscope.pipelines.demo import TWINS, prepare, questions, watch
+from floatscope.traces import controls
 
 
 @pytest.fixture(scope="module")

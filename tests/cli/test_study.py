@@ -8,12 +8,12 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
+from floatscope.analysis.evaluations import open_evaluation
+from floatscope.analysis.studies import is_dormant
 from floatscope.cli.main import app
-from floatscope.evaluating import open_evaluation
-from floatscope.intervene.studies.reading import is_dormant
-from floatscope.report.charts import Map
-from floatscope.report.studied import studied
-from floatscope.twins.heldout import read, write
+from floatscope.lab.twins.heldout import read, write
+from floatscope.reports.charts import Map
+from floatscope.reports.studied import studied
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 import floatscope as fs
 from floatscope.cli.main import app
-from floatscope.trace import controls, open_run
-from floatscope.tracing import Tracing
+from floatscope.pipelines.trace import Tracing
+from floatscope.traces import controls, open_run
 
 LINES = [
     {"question": "Where does Mira live?", "answer": "Velmora", "passages": [{"text": "Mira lives in Velmora."}]},

@@ -11,8 +11,8 @@ import torch
 from folders import edit, spoil, tiny
 
 import floatscope as fs
+from floatscope.errors import reading
 from floatscope.models.files import INDEX, fingerprint, read_folder
-from floatscope.models.said import reading
 
 
 def refused(folder) -> str:

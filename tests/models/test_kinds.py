@@ -8,7 +8,8 @@ import transformers
 from folders import edit, spoil, tiny
 
 import floatscope as fs
-from floatscope.values import CanvasState, State
+from floatscope.canvas import CanvasState
+from floatscope.schema import State
 
 SIZES = {
     "vocab_size": 512,

@@ -13,6 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from floatscope.errors import UserError
+from floatscope.lab.twins.heldout import read
 from floatscope.tasks.sample import Passage, Sample
 from floatscope.tasks.score import normalise
 from floatscope.tasks.stress import KINDS, Point, points
@@ -21,7 +22,6 @@ from floatscope.tasks.stress.draw import Source
 from floatscope.tasks.stress.layout import LAYOUTS, hops
 from floatscope.tasks.stress.passages import edited, halves, occurrences, rewritten, woven
 from floatscope.tasks.stress.point import dice
-from floatscope.twins.heldout import read
 
 ANSWERS = ["Velmora", "Triston", "Kobury", "New Haven", "violin", "1901", "12 May", "Quitan Ley", "oak", "Österbro"]
 PEOPLE = ["Mira", "Tan Ceberg", "Lola", "Rik Dale", "Ursa", "Benno", "Ira", "Sven Ö"]

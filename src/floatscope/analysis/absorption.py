@@ -20,7 +20,7 @@ from jaxtyping import Bool
 from floatscope.analysis.look import Look, looks
 from floatscope.analysis.tokens import starts_with_bos
 from floatscope.errors import UserError
-from floatscope.trace import Trace
+from floatscope.traces import Trace
 
 SETS = ("first", "top", "top 5", "anchors")
 Chosen = Bool[np.ndarray, "step layer key"]

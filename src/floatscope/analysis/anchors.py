@@ -20,8 +20,8 @@ from floatscope.analysis.detectors import Detector, refuse_eps, refuse_k, z_thre
 from floatscope.analysis.kept import kept
 from floatscope.analysis.look import Look
 from floatscope.analysis.tokens import CLASSES, pieces_of
-from floatscope.capture.fields import HEAD_STATS, ORDERS, QUANTITIES, RANKS, TOP_STATS
 from floatscope.errors import UserError
+from floatscope.schema import HEAD_STATS, ORDERS, QUANTITIES, RANKS, TOP_STATS
 
 EPS = tuple(np.arange(0, 10.5, 0.5))
 

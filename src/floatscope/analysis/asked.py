@@ -13,7 +13,7 @@ import pandas as pd
 
 from floatscope.analysis.look import Look
 from floatscope.tasks.score import f1
-from floatscope.trace import Trace
+from floatscope.traces import Trace
 
 PLACES = ("first", "middle", "last")
 _DOCUMENT = re.compile(r"document (\d+)")

@@ -26,9 +26,9 @@ from jaxtyping import Bool, Float
 
 from floatscope.analysis.kept import kept
 from floatscope.errors import UserError, unknown
-from floatscope.spelling import arguments, spelled
-from floatscope.trace import Trace
-from floatscope.trace.trace import SCALES
+from floatscope.syntax import arguments, spelled
+from floatscope.traces import Trace
+from floatscope.traces.trace import SCALES
 
 FLAT = 1e-4
 """Keys that differ by less than this share of their mean differ by rounding: there is nothing to detect."""

@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float, Int
 
 from floatscope.analysis.kept import kept
 from floatscope.analysis.look import Look, argmax
-from floatscope.capture.fields import ELIGIBLE
+from floatscope.schema import ELIGIBLE
 
 STATIC = 0.9
 """A run of this share of the steps is static."""

@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float, Int, Num
 from floatscope.analysis.kept import kept
 from floatscope.analysis.look import Look
 from floatscope.errors import UserError
-from floatscope.trace import Trace
+from floatscope.traces import Trace
 
 WITHIN = ("evidence", "gold")
 """Regions that may lie in others; where they do they are no parts."""

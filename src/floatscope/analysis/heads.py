@@ -17,9 +17,8 @@ from jaxtyping import Bool, Float
 from floatscope.analysis.anchors import head_anchors
 from floatscope.analysis.kept import kept
 from floatscope.analysis.look import Look
-from floatscope.capture.fields import HEAD_STATS, TOP_STATS
 from floatscope.errors import UserError
-from floatscope.values import State
+from floatscope.schema import HEAD_STATS, TOP_STATS, State
 
 SETS = {"prompt": State.PROMPT, "masks": State.MASKED, "committed": State.COMMITTED}
 

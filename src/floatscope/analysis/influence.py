@@ -13,7 +13,7 @@ from jaxtyping import Float
 from floatscope.analysis.kept import kept
 from floatscope.analysis.look import Look
 from floatscope.errors import UserError
-from floatscope.trace import Trace
+from floatscope.traces import Trace
 
 FEWEST = 3
 """Keys a rank correlation is taken over, at least."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from floatscope.capture.fields import FIELDS
 from floatscope.errors import UserError
-from floatscope.trace import Trace
+from floatscope.schema import FIELDS
+from floatscope.traces import Trace
 
 
 def kept(trace: Trace, name: str) -> np.ndarray:

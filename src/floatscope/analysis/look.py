@@ -15,8 +15,8 @@ from jaxtyping import Bool, Float, Int
 
 from floatscope.analysis.detectors import Detector, detect, detector
 from floatscope.analysis.tokens import classes_of
-from floatscope.trace import Trace
-from floatscope.values import State
+from floatscope.schema import State
+from floatscope.traces import Trace
 
 
 class Look:

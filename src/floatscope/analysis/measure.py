@@ -18,7 +18,7 @@ from floatscope.analysis.asked import asked
 from floatscope.analysis.detectors import Detector
 from floatscope.analysis.look import Look, looks
 from floatscope.errors import UserError
-from floatscope.trace import Trace
+from floatscope.traces import Trace
 
 ANALYSES: dict[str, Callable[[Look], pd.DataFrame]] = {
     "absorption": of_detectable,

@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float, Int
 from floatscope.analysis.look import Look
 from floatscope.analysis.tokens import CLASSES, STRUCTURE, classes_of
 from floatscope.errors import UserError
-from floatscope.trace import Trace
+from floatscope.traces import Trace
 
 EARLY = 0.25
 """The share of the commits that are the first."""

@@ -17,8 +17,8 @@ from jaxtyping import Bool, Float
 from floatscope.analysis.anchors import head_anchors
 from floatscope.analysis.kept import kept
 from floatscope.analysis.look import Look
-from floatscope.capture.fields import KEY_STATS, ORDERS, QUANTITIES, TOP_STATS
 from floatscope.errors import UserError
+from floatscope.schema import KEY_STATS, ORDERS, QUANTITIES, TOP_STATS
 
 COMPARED = ("qk", "cos", "norm")
 NORMS = ("key_norm", "value_norm", "output_norm", "residual")

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Int
 
 from floatscope.errors import UserError
-from floatscope.trace import Trace
+from floatscope.traces import Trace
 
 CLASSES = ("bos", "mask", "special", "template", "newline", "punctuation", "content")
 STRUCTURE = CLASSES[:-1]

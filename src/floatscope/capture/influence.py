@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from floatscope.canvas import CanvasState, Commits
 from floatscope.errors import UserError
-from floatscope.values import CanvasState, Commits
 
 AT_ONCE = 2**23
 """Elements of the embeddings a forward with gradients takes; for the backward it keeps hundreds of times that (34 bytes

@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from floatscope.canvas import CanvasState, Commits, Groups
 from floatscope.capture.ask import Ask, row_mean
 from floatscope.capture.columns import Rows
-from floatscope.capture.fields import ELIGIBLE
 from floatscope.capture.visibility import Visibility
 from floatscope.errors import UserError
-from floatscope.values import CanvasState, Commits, Groups
+from floatscope.schema import ELIGIBLE
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from floatscope.canvas import Commits
 from floatscope.capture.columns import COLUMNS, Columns, Ranked
-from floatscope.capture.fields import RANKS, TOP_STATS
 from floatscope.capture.plan import Expected, Plan
-from floatscope.values import Commits
+from floatscope.schema import RANKS, TOP_STATS
 
 OF_COLUMNS = frozenset(("top", "top_key", "turned", "key_stats", "contribution", "moments", "head_stats"))
 """The fields that read scores and norms of keys."""

@@ -24,11 +24,11 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from floatscope.canvas import CanvasState, Commits, Reductions
 from floatscope.capture import blocked, column_kernel
 from floatscope.capture.attention import Attention, full_precision
 from floatscope.capture.changed import attend
 from floatscope.capture.columns import columns
-from floatscope.capture.fields import FIELDS, SHARED, check_fields, fields_of
 from floatscope.capture.plan import Expected, Plan, plan_for, same
 from floatscope.capture.received import BACKENDS, receive
 from floatscope.capture.reduce import OF_COLUMNS, Raw, chosen_rows, ranked, region_mass, summarise
@@ -36,7 +36,7 @@ from floatscope.capture.reducer import Reducer
 from floatscope.capture.verify import check_call
 from floatscope.capture.visibility import Visibility
 from floatscope.errors import UserError, unknown
-from floatscope.values import CanvasState, Commits, Reductions
+from floatscope.schema import FIELDS, SHARED, check_fields, fields_of
 
 CHUNK_BYTES = 2**26
 """Layers are summarised together up to this much received attention at a time: few launches, bounded memory."""

@@ -45,9 +45,9 @@ def adapt(
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-    from floatscope.adapt.legs import leg, unfinished
-    from floatscope.adapt.material import Given
-    from floatscope.adapt.recipe import Recipe
+    from floatscope.lab.adapt.legs import leg, unfinished
+    from floatscope.lab.adapt.material import Given
+    from floatscope.lab.adapt.recipe import Recipe
 
     console = Console(highlight=False, soft_wrap=True)
     recipe = Recipe(rank=rank, steps=steps, tokens=tokens, peak=peak, anneal=anneal, control=control, seed=seed)

@@ -14,7 +14,7 @@ from floatscope.errors import UserError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from floatscope.decoding import Decoding
+    from floatscope.pipelines.decode import Decoding
 
 Opt = typer.Option
 
@@ -52,7 +52,7 @@ def decode(
     from rich.console import Console
 
     from floatscope.capture.watcher import Watch
-    from floatscope.decoding import decode as start
+    from floatscope.pipelines.decode import decode as start
 
     console = Console(highlight=False)
     live = console.is_terminal and not as_json

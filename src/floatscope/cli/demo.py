@@ -24,8 +24,8 @@ def demo(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     from rich.table import Table
 
-    from floatscope import demo as work
-    from floatscope.trace.sizes import format_size
+    from floatscope.files.sizes import format_size
+    from floatscope.pipelines import demo as work
 
     console = Console(stderr=as_json, highlight=False, soft_wrap=True)
     ready = work.prepare(out)

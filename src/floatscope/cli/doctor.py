@@ -10,7 +10,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from floatscope.doctor import Report
+    from floatscope.pipelines.doctor import Report
 
 
 def doctor(
@@ -24,7 +24,7 @@ def doctor(
     """
     from rich.console import Console
 
-    from floatscope.doctor import examine
+    from floatscope.pipelines.doctor import examine
 
     console = Console(highlight=False)
     with Console(stderr=True).status("checking attention calls and models"):
@@ -40,7 +40,7 @@ def doctor(
 def _print(console: Console, report: Report) -> None:
     from rich.table import Table
 
-    from floatscope.doctor import limit
+    from floatscope.pipelines.doctor import limit
 
     def table(title: str, *columns: str) -> Table:
         made = Table(*columns, title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)

@@ -14,7 +14,7 @@ from floatscope.errors import UserError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from floatscope.evaluating import Evaluation
+    from floatscope.pipelines.evaluate import Evaluation
 
 Opt = typer.Option
 
@@ -55,7 +55,7 @@ def evaluate(
     """
     from rich.console import Console
 
-    from floatscope.evaluating import evaluate as evaluation_of
+    from floatscope.pipelines.evaluate import evaluate as evaluation_of
     from floatscope.tasks.read import about, read_file
 
     read = read_file(data, limit, format=format, skip_bad=skip_bad)
@@ -107,8 +107,8 @@ def run(console: Console, evaluation: Evaluation) -> None:
 
 def summary(out: Path) -> dict[str, Any]:
     """The scores of a folder, in percent with their intervals."""
-    from floatscope.evaluating import open_evaluation
-    from floatscope.report.scores import abstention, scored
+    from floatscope.analysis.evaluations import open_evaluation
+    from floatscope.reports.scores import abstention, scored
 
     results = open_evaluation(out)
     told: dict[str, Any] = {name: vars(interval) for name, interval in scored(results.table).items()}
@@ -128,8 +128,8 @@ def compare(
     from rich.console import Console
     from rich.table import Table
 
-    from floatscope.report.scores import WRITERS, cautions, compared, shown, written
-    from floatscope.trace.atomic import write_atomic
+    from floatscope.files.atomic import write_atomic
+    from floatscope.reports.scores import WRITERS, cautions, compared, shown, written
 
     if out is not None and out.suffix.lstrip(".") not in WRITERS:
         raise UserError(f"--out must end in .{', .'.join(WRITERS)}, got '{out.name}'")

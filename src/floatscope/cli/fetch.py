@@ -32,9 +32,9 @@ def fetch(
 
     from rich.console import Console
 
+    from floatscope.files.sizes import format_size
     from floatscope.models.fetch import fetch
     from floatscope.models.fetched import NAMES, base_of, cache
-    from floatscope.trace.sizes import format_size
 
     base = base_of(name)
     path = (out or cache()) / base.file

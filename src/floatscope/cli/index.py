@@ -138,8 +138,8 @@ def stat(
     as_json: AsJson = False,
 ) -> None:
     """Say what an index holds and what was added to it."""
+    from floatscope.files.sizes import format_size
     from floatscope.tasks.index import Index
-    from floatscope.trace.sizes import format_size
 
     opened = Index.open(folder)
     if check:

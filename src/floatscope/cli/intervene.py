@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
-    from floatscope.models import Model
+    from floatscope.models.model import Model
 
 Opt = typer.Option
 CONTROLS = ("random", "middle", "none")
@@ -28,7 +28,7 @@ def _list(wanted: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from floatscope.intervene.recipes import RECIPES
+    from floatscope.interventions.recipes import RECIPES
 
     shown = Table(box=None, header_style="bold", pad_edge=False)
     shown.add_column("edit", no_wrap=True)
@@ -77,10 +77,11 @@ def intervene(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from floatscope.intervene import edits_of
-    from floatscope.intervening import effects, experiment
-    from floatscope.report.intervened import intervened
-    from floatscope.report.page import write_page
+    from floatscope.analysis.experiments import effects
+    from floatscope.interventions.recipes import edits_of
+    from floatscope.pipelines.intervene import experiment
+    from floatscope.reports.intervened import intervened
+    from floatscope.reports.page import write_page
     from floatscope.tasks.read import about, read_file
 
     if control not in CONTROLS:
@@ -130,7 +131,7 @@ def intervene(
 
 
 def _arms(model: Model, edits: list[str], control: str, draws: int) -> list[Any]:
-    from floatscope.intervene.arm import BASELINE, Arm, arms_of
+    from floatscope.interventions.arm import BASELINE, Arm, arms_of
 
     config: Any = getattr(model.module, "config", None)
     heads = getattr(getattr(config, "get_text_config", lambda: config)(), "num_attention_heads", None)
@@ -140,7 +141,7 @@ def _arms(model: Model, edits: list[str], control: str, draws: int) -> list[Any]
 def _show(console: Console, table: pd.DataFrame) -> None:
     from rich.table import Table
 
-    from floatscope.report.intervened import arms_table, effects_table
+    from floatscope.reports.intervened import arms_table, effects_table
 
     for told in (arms_table(table, intervals=False), effects_table(table)):
         shown = Table(box=None, header_style="bold", pad_edge=False)

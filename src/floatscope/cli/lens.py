@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from floatscope.models import Model
+    from floatscope.models.model import Model
     from floatscope.tasks.sample import Sample
 
 Opt = typer.Option
@@ -96,11 +96,11 @@ def _read(
     """The samples batch by batch, their rows in the order of the samples."""
     import pandas as pd
 
-    from floatscope.asking import as_items, batches, threads_for
-    from floatscope.decode import sampling
-    from floatscope.lens import lens as read
+    from floatscope.pipelines.asking import as_items, batches, threads_for
+    from floatscope.pipelines.lens import lens as read
+    from floatscope.sampling.settings import resolve_sampling
 
-    new = sampling(model.spec.family, **settings).new_tokens
+    new = resolve_sampling(model.spec.family, **settings).new_tokens
     items = as_items(model, samples, chat, new)
     with threads_for(model):
         parts = [

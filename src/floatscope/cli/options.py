@@ -14,7 +14,7 @@ from floatscope.errors import UserError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from floatscope.models import Model
+    from floatscope.models.model import Model
     from floatscope.tasks.read import Reading
 
 Opt = typer.Option
@@ -63,7 +63,7 @@ def opened(name: str, live: bool, **settings: Any) -> Model:
     """`fs.load`, with a word on the terminal while it takes its time."""
     from rich.console import Console
 
-    from floatscope.models import load
+    from floatscope.models.load import load
 
     with Console(stderr=True).status("loading") if live else nullcontext():
         return load(name, **settings)

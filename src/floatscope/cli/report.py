@@ -33,9 +33,9 @@ def report(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from floatscope.report.build import build, linked, write_figures, write_tables
-    from floatscope.report.page import write_page
-    from floatscope.trace import controls, open_run
+    from floatscope.reports.build import build, linked, write_figures, write_tables
+    from floatscope.reports.page import write_page
+    from floatscope.traces import controls, open_run
 
     if format is not None and figures is None:
         raise UserError("--format is that of the figures; give --figures FOLDER with it")

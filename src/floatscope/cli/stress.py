@@ -57,11 +57,12 @@ def stress(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from floatscope.analysis.stress_tests import curve
     from floatscope.models.describe import describe
-    from floatscope.report.page import write_page
-    from floatscope.report.stressed import stressed
-    from floatscope.stressing import check_kind, curve
-    from floatscope.stressing import stress as stress_test
+    from floatscope.pipelines.stress import check_kind
+    from floatscope.pipelines.stress import stress as stress_test
+    from floatscope.reports.page import write_page
+    from floatscope.reports.stressed import stressed
     from floatscope.tasks.read import about, read_file
 
     read = read_file(data, limit, format=format, skip_bad=skip_bad)
@@ -115,8 +116,8 @@ def stress(
 def _show(console: Console, table: pd.DataFrame) -> None:
     from rich.table import Table
 
-    from floatscope.report import charts
-    from floatscope.report.stressed import charts as drawn
+    from floatscope.reports import charts
+    from floatscope.reports.stressed import charts as drawn
 
     told = next(chart for chart in drawn(table) if isinstance(chart, charts.Table))
     shown = Table(box=None, header_style="bold", pad_edge=False)

@@ -14,8 +14,8 @@ from floatscope.cli import options as o
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from floatscope.intervening import Experiment
-    from floatscope.report.charts import Table
+    from floatscope.pipelines.intervene import Experiment
+    from floatscope.reports.charts import Table
 
 Opt = typer.Option
 
@@ -53,10 +53,12 @@ def study(
     """
     from rich.console import Console
 
-    from floatscope.intervene.studies import STUDIES, Asked, check, plan
-    from floatscope.intervening import effects, experiment
-    from floatscope.report.page import write_page
-    from floatscope.report.studied import results, studied
+    from floatscope.analysis.experiments import effects
+    from floatscope.analysis.studies import STUDIES
+    from floatscope.pipelines.intervene import experiment
+    from floatscope.pipelines.studies import Asked, check, plan
+    from floatscope.reports.page import write_page
+    from floatscope.reports.studied import results, studied
     from floatscope.tasks.read import about, read_file
 
     options, paths, notes = o.options(option), o.folders(models, out), dict[str, list[str]]()

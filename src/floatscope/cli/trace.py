@@ -14,7 +14,7 @@ from floatscope.errors import UserError, unknown
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from floatscope.tracing import Tracing
+    from floatscope.pipelines.trace import Tracing
 
 Opt = typer.Option
 CONTROLS = 3  # seeds, unless said otherwise
@@ -58,9 +58,9 @@ def trace(
     from rich.console import Console
 
     from floatscope.capture.watcher import Watch
+    from floatscope.files.sizes import format_size
+    from floatscope.pipelines.trace import trace_samples
     from floatscope.tasks.read import about, read_file
-    from floatscope.trace.sizes import format_size
-    from floatscope.tracing import trace_samples
 
     if (data is None) == (not prompt):
         raise UserError("give --data FILE or --prompt TEXT, one of the two")
@@ -144,7 +144,7 @@ def _watch(console: Console, tracing: Tracing) -> None:
 
 
 def _line(run: dict[str, Any]) -> str:
-    from floatscope.trace.sizes import format_size
+    from floatscope.files.sizes import format_size
 
     scored = "" if run["acc"] is None else f", acc {run['acc']:.3f}"
     return f"{run['run']}: {run['samples']} samples, {format_size(run['bytes'])}{scored}"

@@ -32,9 +32,9 @@ def train(
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-    from floatscope.twins.evaluate import Asked
-    from floatscope.twins.legs import leg, unfinished
-    from floatscope.twins.train import RECIPES, TINY
+    from floatscope.lab.twins.evaluate import Asked
+    from floatscope.lab.twins.legs import leg, unfinished
+    from floatscope.lab.twins.train import RECIPES, TINY
 
     console = Console(highlight=False, soft_wrap=True)
     recipes = TINY if tiny else RECIPES

@@ -15,11 +15,11 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.text import Text
 
-from floatscope.values import State
+from floatscope.schema import State
 
 if TYPE_CHECKING:
-    from floatscope.decode import Step
-    from floatscope.decoding import Decoding
+    from floatscope.canvas import Step
+    from floatscope.pipelines.decode import Decoding
 
 MASK, PART = "░░", "·"  # a masked position; a token that ends inside a character
 PROMPT_SHOWN = 48  # tokens of the prompt before the first mask; anchors further back are named below the canvas

@@ -21,10 +21,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from floatscope.errors import UserError
+from floatscope.errors import UserError, listed, printable, reason
 from floatscope.models.files import fingerprint, read_folder, read_json
 from floatscope.models.model import Model, ModelSpec
-from floatscope.models.said import listed, printable, reason
 
 ABOUT, TENSORS = "adapter.json", "adapter.safetensors"
 KEPT: dict[str, Any] = {  # what adapter.json says

@@ -9,14 +9,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from floatscope.errors import UserError
+from floatscope.errors import UserError, about, printable, reading
 from floatscope.models import gguf
 from floatscope.models.adapter import adapted, check_base, read_adapter
 from floatscope.models.families import CAUSAL, Family
 from floatscope.models.fetched import file_name, is_fetched
 from floatscope.models.load import as_path, empty_module, locate, open_checkpoint, parted, shown_name, weights_of
 from floatscope.models.model import ModelSpec
-from floatscope.models.said import about, printable, reading
 from floatscope.models.spec import infer
 from floatscope.models.text import Text
 
@@ -132,7 +131,7 @@ def _names(spec: ModelSpec, text: Text | None) -> dict[str, str | None]:
 
 
 def _samplers(family: str) -> tuple[str, ...]:
-    from floatscope.decode.samplers import SAMPLERS
+    from floatscope.sampling.samplers import SAMPLERS
 
     return ("ar",) if family == "arm" else tuple(name for name in SAMPLERS if name != "ar")
 

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from floatscope.errors import UserError
-from floatscope.models.said import printable
+from floatscope.errors import UserError, printable
 
 if TYPE_CHECKING:
     from floatscope.models.text import Text

@@ -25,11 +25,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from zipfile import BadZipFile, ZipFile
 
-from floatscope.errors import UserError
+from floatscope.errors import FAILS, UserError, printable, reason
+from floatscope.files.atomic import write_atomic
+from floatscope.files.sizes import format_size
 from floatscope.models.fetched import Base
-from floatscope.models.said import FAILS, printable, reason
-from floatscope.trace.atomic import write_atomic
-from floatscope.trace.sizes import format_size
 
 LOCK, WANTED = ".fetch.lock", "wanted.txt"
 CHUNK = 1 << 20

@@ -21,8 +21,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from floatscope.errors import UserError
-from floatscope.models.said import printable, reason
+from floatscope.errors import UserError, printable, reason
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")

@@ -23,9 +23,8 @@ from typing import Any, BinaryIO
 import torch
 from torch import nn
 
-from floatscope.errors import UserError
+from floatscope.errors import FAILS, UserError, is_rust, listed, printable, reason
 from floatscope.models.quiet import quiet
-from floatscope.models.said import FAILS, is_rust, listed, printable, reason
 from floatscope.models.text import Text, check_text
 
 REFUSED = {"llada": "LLaDA", "llada-moe": "LLaDA-MoE", "llada2": "LLaDA2", "dream": "Dream", "rnd1": "RND1"}

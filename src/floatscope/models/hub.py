@@ -11,10 +11,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from floatscope.errors import UserError
+from floatscope.errors import UserError, reason
 from floatscope.models.files import read_config
 from floatscope.models.quiet import quiet
-from floatscope.models.said import reason
 
 HUB_ID = r"[\w.-]+/[\w.-]+"
 READ = (

@@ -24,7 +24,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from floatscope.errors import UserError, unknown
+from floatscope.errors import FAILS, UserError, about, listed, printable, reading, reason, unknown
 from floatscope.models import gguf, hub, remote
 from floatscope.models.adapter import adapt_model, check_base, is_adapter, read_adapter
 from floatscope.models.families import CAUSAL, REMOTE, Family, recognise
@@ -34,7 +34,6 @@ from floatscope.models.model import Model, ModelSpec
 from floatscope.models.place import CPU, Place, check_fits, device_of, dtype_of, free_bytes, too_large
 from floatscope.models.probe import probed
 from floatscope.models.quiet import quiet
-from floatscope.models.said import FAILS, about, listed, printable, reading, reason
 from floatscope.models.spec import infer
 from floatscope.models.text import Text, open_text
 
@@ -130,7 +129,9 @@ def load(
 def parted(name: str | Path) -> tuple[str | Path, Path | None]:
     """A name as base and adapter: `base.gguf+sibling`; a path that exists is one name, whatever it holds."""
     if str(name) in SIBLINGS:
-        return SIBLINGS[str(name)], Path(str(resources("floatscope"))) / "adapt" / str(name).partition(":")[0]
+        return SIBLINGS[str(name)], Path(str(resources("floatscope"))) / "assets" / "adapters" / str(name).partition(
+            ":"
+        )[0]
     cuts = [(str(name)[:i], str(name)[i + 1 :]) for i, sign in enumerate(str(name)) if sign == "+"]
     if not cuts or as_path(name).exists():
         return name, None
@@ -227,7 +228,7 @@ def locate(
 
 
 def _twin(name: str) -> Path:
-    home = Path(str(resources("floatscope"))) / "twins"
+    home = Path(str(resources("floatscope"))) / "assets" / "twins"
     there = sorted(p.name for p in home.iterdir() if (p / "config.json").is_file())
     if name not in there:
         raise unknown("twin", name, there)

@@ -18,8 +18,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from floatscope.canvas import CanvasState
 from floatscope.errors import UserError
-from floatscope.values import CanvasState
 
 if TYPE_CHECKING:
     from floatscope.models.text import Text

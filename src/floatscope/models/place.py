@@ -7,6 +7,8 @@ check_fits("LLaDA-8B", 8_015_581_184, torch.float32, place)
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -96,3 +98,14 @@ def free_bytes(place: Place) -> int | None:
 
 def _are(count: int) -> str:
     return {0: "is no GPU", 1: "is one GPU"}.get(count, f"are {count} GPUs")
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Torch computes on one thread inside the block, and on as many as before after it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

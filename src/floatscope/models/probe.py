@@ -16,11 +16,11 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from floatscope.errors import UserError
+from floatscope.canvas import CanvasState
+from floatscope.errors import FAILS, UserError, reason
 from floatscope.models.model import Cached, Model
 from floatscope.models.quiet import quiet
-from floatscope.models.said import FAILS, reason
-from floatscope.values import CanvasState, State
+from floatscope.schema import State
 
 TOKENS = 4
 

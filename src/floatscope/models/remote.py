@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from floatscope.errors import UserError
+from floatscope.errors import FAILS, UserError, listed, reason
 from floatscope.models.quiet import quiet
-from floatscope.models.said import FAILS, listed, reason
 from floatscope.models.text import Text, open_text, refuse_foreign_code
 
 CLASSES = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModel")  # the first that the checkpoint offers

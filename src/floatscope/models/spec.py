@@ -9,10 +9,9 @@ from typing import Any
 
 from torch import nn
 
-from floatscope.errors import UserError
+from floatscope.errors import UserError, printable
 from floatscope.models.families import Config, Family
 from floatscope.models.model import ModelSpec
-from floatscope.models.said import printable
 from floatscope.models.text import Text
 
 

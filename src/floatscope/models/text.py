@@ -20,10 +20,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from floatscope.errors import UserError
+from floatscope.errors import FAILS, UserError, is_rust, printable, reason
 from floatscope.models.files import read_json
 from floatscope.models.quiet import quiet
-from floatscope.models.said import FAILS, is_rust, printable, reason
 
 Messages = Sequence[Mapping[str, str]]
 

@@ -40,7 +40,7 @@ def read_meta(path: Path) -> dict[str, Any]:
 
 
 def write_meta(path: Path, meta: dict[str, Any]) -> None:
-    from floatscope.trace.atomic import write_atomic  # brings torch along, which searching need not wait for
+    from floatscope.files.atomic import write_atomic  # brings torch along, which searching need not wait for
 
     try:
         write_atomic(path / META, [json.dumps(meta, indent=1).encode() + b"\n"])

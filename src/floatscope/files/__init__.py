@@ -1,0 +1,1 @@
+"""File utilities: atomic writes, digests, sizes, JSON files."""

@@ -1,0 +1,1 @@
+"""Training: the twins, the adapters, and what both trainings share."""

@@ -1,0 +1,1 @@
+"""The verbs: decode, watch, trace, evaluate, stress, intervene, study, lens, likelihood."""

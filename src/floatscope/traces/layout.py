@@ -1,0 +1,73 @@
+"""How a trace lays its arrays out: the axes, types and fillings of everything it stores.
+
+The watched fields come from `capture.fields.FIELDS`; this module adds the axes in front of them (`step` and `layer`, or
+`commit` and `layer`) and the trace's own arrays: the canvas at each step, the commits, the layers. The recorder fills
+these arrays and the forecast counts their bytes, both from here.
+
+    stored_axes("received", FIELDS["received"].axes)   # ("step", "layer", "group", "key")
+    stored_axes("rows", FIELDS["rows"].axes)           # ("commit", "layer", "head", "key")
+    filling("tokens", np.dtype("int32"))               # -1
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from floatscope.errors import UserError
+from floatscope.schema import GROUPS, HEAD_STATS, KEY_STATS, ORDERS, QUANTITIES, SHARED, TOP_STATS, Field, State
+
+OWN: dict[str, Field] = {
+    "tokens": Field(("step", "key"), "int32", "summary", "token ids the forward of a step saw; -1 beyond the canvas"),
+    "states": Field(("step", "key"), "int8", "summary", "values of `State`; PAD beyond the canvas"),
+    "keys": Field(("step",), "int32", "summary", "number of keys at that step"),
+    "queries": Field(("step",), "int32", "summary", "number of query rows watched at that step (group `all`)"),
+    "block": Field(("step", "bound"), "int32", "summary", "[start, stop) of the block being filled; -1 when none"),
+    "layers": Field(("layer",), "int32", "summary", "the model's number of each layer kept"),
+    "layer_visibility": Field(("layer",), "int32", "summary", "the row of `uniform`'s visibility axis a layer uses"),
+    "commit_step": Field(("commit",), "int32", "summary", "index along `step`"),
+    "commit_position": Field(("commit",), "int32", "summary", "the position written"),
+    "commit_row": Field(("commit",), "int32", "summary", "the query row that decided it"),
+    "commit_token": Field(("commit",), "int32", "summary", "the token written"),
+    "commit_confidence": Field(("commit",), "float32", "summary", "its probability, as it was judged"),
+    "region_member": Field(("key", "region"), "bool", "summary", "which keys a region holds, at the last step"),
+    "tokens_after": Field(
+        ("position",), "int32", "summary", "the canvas after the last step; one longer than `key` if it grew"
+    ),
+}
+
+ASKED: dict[str, Field] = {
+    "influence": Field(
+        ("commit", "key"), "float32", "summary", "|∂ logit of the committed token / ∂ embedding of the key|"
+    ),
+}
+"""What a trace has besides where it was asked for, `Watch(influence=True)`."""
+
+COORDS: dict[str, tuple[str, ...]] = {
+    "group": GROUPS,
+    "top_stat": TOP_STATS,
+    "key_stat": KEY_STATS,
+    "quantity": QUANTITIES,
+    "order": ORDERS,
+    "head_stat": HEAD_STATS,
+    "bound": ("start", "stop"),
+}
+
+_FILLING: dict[str, float | int | bool] = {"f": np.nan, "i": -1, "b": False}
+
+
+def stored_axes(name: str, axes: tuple[str, ...]) -> tuple[str, ...]:
+    """The axes a field has in a trace, from those it has in one sample at one step and layer."""
+    if axes[:1] == ("commit",):
+        return ("commit", "layer", *axes[1:])
+    return ("step", "visibility" if name in SHARED else "layer", *axes)
+
+
+def filling(name: str, dtype: np.dtype[np.generic]) -> float | int | bool:
+    """What stands where nothing was measured: NaN, -1, PAD; a float is never filled with 0, which is a measurement."""
+    if name == "states":
+        return int(State.PAD)
+    if dtype.kind not in _FILLING:
+        raise UserError(
+            f"field '{name}' is {dtype.name}; a trace keeps floats, signed integers and booleans: cast it to one"
+        )
+    return _FILLING[dtype.kind]

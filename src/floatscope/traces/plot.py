@@ -1,0 +1,164 @@
+"""The temporal map: one sample's received attention, M[step, key], drawn.
+
+Steps run down, keys run right, as the canvas is read. The top key of each step is a triangle and the triangles are
+joined: a vertical line is a sink, a wandering one floats. Masked positions are outlined and commits are dots; where
+cells are too narrow for that, the canvas has a panel of its own below.
+
+    temporal_map(trace, layer=3, scale="lift", path="floating.png")
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.collections import LineCollection
+from matplotlib.colors import ListedColormap, LogNorm
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from floatscope.errors import UserError, unknown
+from floatscope.schema import State
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from floatscope.traces.trace import Array, Trace
+
+LABELS = {
+    "mean": "received attention (mean over rows)",
+    "sum": "received attention (sum over rows)",
+    "percent": "received attention (%)",
+    "visible": "received attention (mean over rows that see the key)",
+    "lift": "lift (1 = uniform attention)",
+}
+NARROW = 200
+"""Above this many keys a cell is too narrow to be outlined."""
+TOP, COMMIT, ABSENT = "#ff3b6b", "#ff8c1a", "#d9d9d9"
+STATES = {State.PAD: ABSENT, State.PROMPT: "#f7f7f7", State.MASKED: "#4d5870", State.COMMITTED: "#c3cfe6"}
+
+
+def temporal_map(
+    trace: Trace,
+    *,
+    layer: int | None = None,
+    group: str = "all",
+    scale: str = "lift",
+    path: str | Path | None = None,
+    head: int | None = None,
+    view: str = "prefix",
+) -> Figure:
+    """Draw the map; what no row could see is grey. Saved to `path`, in the format its ending names."""
+    received = trace.received(layer, group, scale, head, view)
+    ranked = trace.received(layer, group, scale, head, view, eligible="eligible" in trace.arrays)
+    steps, keys = received.shape
+    width = int(
+        np.max(trace.arrays["commit_position"] + 1, initial=keys)
+    )  # a growing canvas commits beyond its last key
+    size = (float(np.clip(2.5 + 0.2 * keys, 7, 14)), float(np.clip(2 + 0.25 * steps, 3, 9)))
+    figure = Figure(size, dpi=150, layout="constrained")
+    panels = figure.subplots(
+        1 + (keys > NARROW), sharex=True, squeeze=False, height_ratios=[3, 1][: 1 + (keys > NARROW)]
+    )
+    axes: Axes = panels[0, 0]
+    for panel in panels[:, 0]:
+        panel.set(ylabel="step", xlim=(-0.5, width - 0.5), facecolor=ABSENT)
+        panel.yaxis.set_major_locator(MaxNLocator(10, integer=True))
+    panel.set_xlabel("key (position in the canvas)")
+    panel.xaxis.set_major_locator(MaxNLocator(12, integer=True))
+
+    _heat(figure, axes, received, LABELS[scale])
+    (_outline if keys <= NARROW else _panel)(trace, panel)
+    step, top = _top_keys(ranked)
+    mark = float(np.clip(250 / steps, 4, 8))
+    axes.plot(top, step, "-v", color=TOP, ms=mark, lw=mark / 6, mec="white", mew=mark / 12)
+    where = "mean over layers" if layer is None else f"layer {layer}"
+    where += "" if head is None else f", head {head}"
+    name = trace.sample if len(trace.sample) <= 48 else f"{trace.sample[:45]}…"
+    name += f" ({trace.meta['model']})" if "model" in trace.meta else ""
+    axes.set_title(
+        f"{name}: {where}, rows: {group}"
+        + (", new rows alone" if view == "row" and trace.meta.get("rows") == "cache" else "")
+    )
+    _legend(figure, trace, outlined=keys <= NARROW)
+    if path is not None:
+        _save(figure, Path(path))
+    return figure
+
+
+def _heat(figure: Figure, axes: Axes, received: Array, label: str) -> None:
+    """Colour on a logarithmic scale: a few keys receive a hundred times what the others do, on every scale."""
+    seen = received[np.isfinite(received) & (received > 0)]
+    low, high = (np.percentile(seen, 2), seen.max()) if len(seen) else (0.5, 1.0)
+    low = min(low, high / 2)  # a flat map still needs a range
+    colours = colormaps["viridis"].with_extremes(bad=ABSENT)
+    image = axes.imshow(
+        np.clip(received, low, None), aspect="auto", interpolation="nearest", cmap=colours, norm=LogNorm(low, high)
+    )
+    bar = figure.colorbar(image, ax=axes, label=label, pad=0.01, extend="min", extendfrac=0.02, aspect=30)
+    bar.ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    bar.ax.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _outline(trace: Trace, axes: Axes) -> None:
+    """On the map itself: a line wherever a masked cell meets one that is not, a dot for each commit."""
+    edge = np.pad(trace.arrays["states"] == State.MASKED, 1).astype(np.int8)
+    y, x = np.nonzero(np.diff(edge, axis=0)[:, 1:-1])
+    lines = [((a - 0.5, b - 0.5), (a + 0.5, b - 0.5)) for a, b in zip(x, y, strict=True)]
+    y, x = np.nonzero(np.diff(edge, axis=1)[1:-1])
+    lines += [((a - 0.5, b - 0.5), (a - 0.5, b + 0.5)) for a, b in zip(x, y, strict=True)]
+    axes.add_collection(LineCollection(lines, colors="white", linewidths=1.2))
+    mark = float(np.clip(500 / max(edge.shape), 2.5, 6))
+    axes.plot(
+        trace.arrays["commit_position"],
+        trace.arrays["commit_step"],
+        "o",
+        color=COMMIT,
+        ms=mark,
+        mec="black",
+        mew=mark / 12,
+    )
+
+
+def _panel(trace: Trace, axes: Axes) -> None:
+    """Below the map: the state of every position at every step, and what each step committed."""
+    now = max(STATES) + 1
+    states = trace.arrays["states"].copy()
+    inside = trace.arrays["commit_position"] < states.shape[1]
+    states[trace.arrays["commit_step"][inside], trace.arrays["commit_position"][inside]] = now
+    colours = ListedColormap([*STATES.values(), COMMIT])
+    axes.imshow(states, aspect="auto", interpolation="nearest", cmap=colours, vmin=-0.5, vmax=now + 0.5)
+
+
+def _top_keys(received: Array) -> tuple[Array, Array]:
+    """(step, its key of largest value), for the steps at which anything was received."""
+    steps = np.flatnonzero(np.isfinite(received).any(1))
+    return steps, np.nanargmax(received[steps], 1) if len(steps) else steps
+
+
+def _legend(figure: Figure, trace: Trace, outlined: bool) -> None:
+    shown = (State.MASKED,) if outlined else (State.MASKED, State.COMMITTED, State.PROMPT)
+    marks = [("o" if outlined else "s", COMMIT, "committed by this step")]
+    marks += [
+        ("s", "white" if outlined else STATES[state], state.name.lower() + " (outlined)" * outlined)
+        for state in shown
+        if (trace.arrays["states"] == state).any()
+    ]
+    entries = [Line2D([], [], color=TOP, marker="v", ms=7, label="top key")]
+    for marker, colour, label in marks:
+        entries.append(Line2D([], [], ls="", marker=marker, color=colour, ms=8, mec="black", mew=0.5, label=label))
+    figure.legend(handles=entries, loc="outside lower center", ncols=len(entries), frameon=False)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    formats = figure.canvas.get_supported_filetypes()
+    if path.suffix.lstrip(".").lower() not in formats:
+        raise unknown("figure format", path.suffix.lstrip("."), formats)
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        raise UserError(f"cannot write the figure to {path}: {error.strerror}") from error

@@ -1,0 +1,331 @@
+"""The adapter itself: base + adapter is the merged model, and what does not fit is refused."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import shutil
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    GemmaConfig,
+    GemmaForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTJConfig,
+    GPTJForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
+)
+
+import floatscope as fs
+from floatscope.canvas import CanvasState
+from floatscope.errors import UserError
+from floatscope.lab.adapt.low_rank import learn, learnt
+from floatscope.models.adapter import TENSORS, Adapter, base_digest, merge, projections, with_new_row, write_adapter
+from floatscope.models.describe import describe
+from floatscope.models.load import load, parted
+from floatscope.models.random import write_random
+from floatscope.schema import State
+
+
+def stirred(model, mask_id: int, rank: int | None, seed: int = 1):
+    """The module as if it had learnt something."""
+    if mask_id == model.vocabulary:
+        with_new_row(model.module)
+    learn(model.module, mask_id, rank)
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in model.module.parameters():
+            if p.requires_grad:
+                p += 0.1 * torch.randn(p.shape, generator=draw)
+    return model.module
+
+
+def logits(module, ids):
+    with torch.inference_mode():
+        return module(input_ids=ids, is_causal=False, use_cache=False).logits
+
+
+@pytest.fixture(params=[False, True], ids=["untied", "tied"])
+def opened(request, base, tmp_path):
+    """The base with an output of its own, or with the embedding's weights for it."""
+    if request.param:
+        base = shutil.copytree(base, tmp_path / "tied")
+        config = json.loads((base / "config.json").read_text()) | {"tie_word_embeddings": True}
+        (base / "config.json").write_text(json.dumps(config))
+        tensors = load_file(base / "model.safetensors")
+        del tensors["lm_head.weight"]
+        save_file(tensors, base / "model.safetensors", {"format": "pt"})
+    return base
+
+
+@pytest.mark.parametrize("rank", [1, 5, None])
+@pytest.mark.parametrize("mask", [7, "new"])
+def test_adapter_and_base_are_the_merged_model(opened, rank, mask):
+    model, plain = load(opened), load(opened)
+    mask_id = model.vocabulary if mask == "new" else mask
+    module = stirred(model, mask_id, rank)
+    merge(plain.module, Adapter("", "", mask_id, None, rank, learnt(module, torch.float32)))
+    ids = torch.randint(0, plain.vocabulary, (3, 17), generator=torch.Generator().manual_seed(0))
+    ids[:, ::3] = mask_id
+    torch.testing.assert_close(logits(plain.module, ids), logits(module, ids), rtol=1e-5, atol=1e-5)
+
+
+def test_at_first_nothing_is_changed_but_the_mask(opened):
+    model, plain = load(opened), load(opened)
+    learn(model.module, 7, 4)
+    ids = torch.arange(20, 40)[None]
+    after, before = logits(model.module, ids), logits(plain.module, ids)
+    others = [i for i in range(plain.vocabulary) if i != 7]
+    torch.testing.assert_close(after[..., others], before[..., others])
+    row = model.module.get_input_embeddings().row
+    torch.testing.assert_close(row, plain.module.get_input_embeddings().weight.mean(0))
+
+
+def test_every_projection_learns_and_the_base_does_not(base):
+    model = load(base)
+    names = [name for name, _ in projections(model.module)]
+    assert len(names) == 2 * 7  # q, k, v, o, gate, up, down of two layers; not the output
+    learn(model.module, 7, 3)
+    model.module(input_ids=torch.tensor([[7, 20, 30]]), is_causal=False).logits.square().mean().backward()
+    graded = {name for name, p in model.module.named_parameters() if p.grad is not None}
+    assert graded == {name for name, p in model.module.named_parameters() if p.requires_grad}
+    assert len(graded) == 2 * len(names) + 1
+    assert not any(".base." in name for name in graded)
+
+
+def written(folder, base, rank=3, **changes):
+    model = load(base)
+    module = stirred(model, 7, rank)
+    about = {
+        "base_name": "base",
+        "base_sha256": base_digest(base),
+        "mask_id": 7,
+        "mask_token": "x",
+        "rank": rank,
+        **changes,
+    }
+    write_adapter(folder, Adapter(tensors=learnt(module, torch.float32), **about))
+    return folder, module
+
+
+def with_tensors(folder, tensors) -> None:
+    """Others in the place of its own, as if they had always been there."""
+    save_file(tensors, folder / TENSORS)
+    sha256 = hashlib.sha256((folder / TENSORS).read_bytes()).hexdigest()
+    about = json.loads((folder / "adapter.json").read_text()) | {"sha256": sha256}
+    (folder / "adapter.json").write_text(json.dumps(about))
+
+
+def test_load_opens_a_base_with_its_adapter(base, tmp_path):
+    folder, module = written(tmp_path / "sibling", base)
+    model = load(f"{base}+{folder}")
+    assert model.spec.name == "base+sibling"
+    assert (model.spec.family, model.spec.mask_id, model.spec.shift, model.spec.layout) == ("mdm", 7, True, "adapted")
+    ids = torch.arange(20, 40)[None]
+    canvas = CanvasState(ids, torch.full_like(ids, int(State.PROMPT)))
+    torch.testing.assert_close(model.forward(canvas), logits(module, ids), rtol=1e-5, atol=1e-5)
+    assert model.spec.weights not in (load(base).spec.weights, load(base, mask_id=7).spec.weights)
+    assert describe(f"{base}+{folder}").spec.mask_id == 7
+
+
+def test_an_adapted_model_decodes_and_is_watched_like_any_mdm(base, tmp_path):
+    folder, _ = written(tmp_path / "sibling", base)
+    model = load(f"{base}+{folder}")
+    decoding = fs.decode(model, [20, 30, 40], new_tokens=6, watch=fs.Watch(), seed=0)
+    assert decoding.tokens.shape == (1, 3 + 6)
+    assert 7 not in decoding.tokens[0]
+    (trace,) = decoding.traces
+    assert trace.by_layer().shape[:2] == (6, 2)
+
+
+def test_another_base_is_refused(base, tmp_path):
+    folder, _ = written(tmp_path / "sibling", base)
+    other = write_random(tmp_path / "other", "llama", seed=1, layers=2, heads=4, kv_heads=2)
+    with pytest.raises(UserError, match=r"belongs to base with sha256 \w{12}…, and .*other has \w{12}…; give the base"):
+        load(f"{other}+{folder}")
+
+
+def test_a_base_whose_shape_differs_is_refused_with_the_weight(base, tmp_path):
+    other = write_random(tmp_path / "other", "llama", layers=2, heads=4, kv_heads=2, ffn=96)
+    folder, _ = written(tmp_path / "sibling", base, base_sha256=base_digest(other))
+    with pytest.raises(UserError, match=r"does not fit model.layers.0.mlp.down_proj.weight"):
+        load(f"{other}+{folder}")
+    shallow = write_random(tmp_path / "shallow", "llama", layers=1, heads=4, kv_heads=2)
+    folder, _ = written(tmp_path / "sibling", base, base_sha256=base_digest(shallow))
+    with pytest.raises(UserError, match=r"weights the base does not have: model\.layers\.1\."):
+        load(f"{shallow}+{folder}")
+
+
+def test_tensors_of_another_adapter_are_refused(base, tmp_path):
+    folder, _ = written(tmp_path / "sibling", base)
+    other, _ = written(tmp_path / "other", base, mask_token="y")
+    tensors = load_file(other / TENSORS)
+    tensors["mask_embedding"] += 1
+    save_file(tensors, folder / TENSORS)
+    with pytest.raises(UserError, match=r"is not the one adapter\.json speaks of; get both from where they were made"):
+        load(f"{base}+{folder}")
+
+
+def test_a_folder_that_is_not_there_or_holds_the_adapter_is_told(base, tmp_path):
+    written(tmp_path / "sibling" / "adapter", base)
+    with pytest.raises(UserError, match=r"nowhere is not there; give a folder `floatscope adapt` has written$"):
+        load(f"{base}+{tmp_path / 'nowhere'}")
+    with pytest.raises(UserError, match=r"it has no adapter\.json; .* has written, such as .*sibling/adapter$"):
+        load(f"{base}+{tmp_path / 'sibling'}")
+    assert load(f"{base}+{tmp_path / 'sibling' / 'adapter'}").spec.name == "base+sibling/adapter"
+
+
+def test_an_adapter_alone_is_told_from_a_checkpoint(base, tmp_path):
+    folder, _ = written(tmp_path / "sibling", base)
+    with pytest.raises(UserError, match=r"is an adapter; open it with its base: BASE\+"):
+        load(folder)
+    with pytest.raises(UserError, match=r"is no adapter: it has no adapter.json"):
+        load(f"{base}+{base}")
+    with pytest.raises(UserError, match=r"leave mask_id= and shift= out"):
+        load(f"{base}+{folder}", mask_id=3)
+
+
+ABOUT = '{"base_name": "", "base_sha256": "", "mask_id": 7, "mask_token": null, "rank": 3, "sha256": ""}'
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("adapter.json", "{", "is damaged"),
+        ("adapter.json", '{"base_name": "x"}', "no proper"),
+        ("adapter.json", ABOUT.replace("7", "true"), "no proper mask_id"),
+        (TENSORS, "short", "missing or damaged"),
+    ],
+)
+def test_a_damaged_adapter_is_one_sentence(base, tmp_path, file, content, said):
+    folder, _ = written(tmp_path / "sibling", base)
+    (folder / file).write_text(content)
+    with pytest.raises(UserError, match=said):
+        load(f"{base}+{folder}")
+
+
+@pytest.mark.parametrize(
+    ("lost", "said"),
+    [
+        (["mask_embedding"], r"its adapter lacks mask_embedding; fetch it again"),
+        (["model.layers.1.mlp.up_proj.weight.up"], r"lacks model\.layers\.1\.mlp\.up_proj\.weight\.up; fetch"),
+        (None, r"its adapter lacks model\.layers\.0\."),
+    ],
+)
+def test_a_missing_tensor_is_refused_by_name(base, tmp_path, lost, said):
+    folder, _ = written(tmp_path / "sibling", base)
+    tensors = load_file(folder / TENSORS)
+    kept = {"mask_embedding"} if lost is None else tensors.keys() - lost
+    with_tensors(folder, {name: tensors[name] for name in kept})
+    with pytest.raises(UserError, match=said):
+        load(f"{base}+{folder}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rank": 77}, r"does not fit .*, which is \(.*\) with rank 77"),
+        ({"rank": None}, r"its adapter lacks .*; fetch it again"),
+        ({"mask_id": None}, r"its adapter has more than it should: mask_embedding; fetch"),
+    ],
+)
+def test_what_is_said_of_the_tensors_is_held_against_them(base, tmp_path, changes, said):
+    folder, _ = written(tmp_path / "sibling", base)
+    about = json.loads((folder / "adapter.json").read_text()) | changes
+    (folder / "adapter.json").write_text(json.dumps(about))
+    with pytest.raises(UserError, match=said):
+        load(f"{base}+{folder}")
+
+
+def test_values_that_are_no_numbers_are_refused(base, tmp_path):
+    folder, _ = written(tmp_path / "sibling", base)
+    tensors = load_file(folder / TENSORS)
+    tensors["mask_embedding"][3] = torch.nan
+    with_tensors(folder, tensors)
+    with pytest.raises(UserError, match=r"damaged \(mask_embedding is not finite\)"):
+        load(f"{base}+{folder}")
+
+
+def test_a_mask_id_beyond_the_vocabulary_is_refused(base, tmp_path):
+    folder, _ = written(tmp_path / "sibling", base, mask_id=100_000)
+    with pytest.raises(UserError, match="mask id 100000 is none of the token ids"):
+        load(f"{base}+{folder}")
+
+
+def test_the_digest_of_one_file_is_what_sha256sum_prints(base, tmp_path):
+    assert base_digest(base) == hashlib.sha256((base / "model.safetensors").read_bytes()).hexdigest()
+    several = write_random(tmp_path / "several", "llama", shards=3)
+    assert base_digest(several) != base_digest(write_random(tmp_path / "others", "llama", shards=3, seed=1))
+
+
+def test_a_folder_may_have_a_plus_in_its_name(base, tmp_path):
+    folder, _ = written(tmp_path / "a+b" / "sibling+1", base)
+    assert load(f"{base}+{folder}").spec.name == "base+sibling+1"
+
+
+def test_a_fetched_base_opens_with_any_adapter(base, tmp_path):
+    folder, _ = written(tmp_path / "sibling", base)
+    assert parted(f"smollm2:arm+{folder}") == ("smollm2:arm", folder)
+
+
+def test_the_base_is_checked_at_the_revision_that_is_opened(base, tmp_path, monkeypatch):
+    folder, _ = written(tmp_path / "sibling", base)
+    asked = []
+
+    def locate(name, revision=None, **_):
+        asked.append(revision)
+        return base, None
+
+    monkeypatch.setattr(sys.modules["floatscope.models.load"], "locate", locate)
+    load(f"org/name+{folder}", revision="abc")
+    assert asked == ["abc", "abc"]
+
+
+SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: GemmaForCausalLM(GemmaConfig(**SIZES, num_key_value_heads=2, head_dim=8, vocab_size=50)),  # scales
+        lambda: PhiForCausalLM(PhiConfig(**SIZES, vocab_size=50, tie_word_embeddings=True)),  # an output with a bias
+        lambda: GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=1, n_head=4, vocab_size=50)),  # matrices turned
+    ],
+)
+def test_adapter_and_base_are_the_merged_model_of_other_kinds(make):
+    torch.manual_seed(0)
+    module = make().eval()
+    with torch.no_grad():
+        for p in module.parameters():
+            p += 0.1 * torch.randn(p.shape)
+    plain = copy.deepcopy(module)
+    learn(module, 7, 3)
+    with torch.no_grad():
+        for p in (p for p in module.parameters() if p.requires_grad):
+            p += 0.1 * torch.randn(p.shape)
+    merge(plain, Adapter("", "", 7, None, 3, learnt(module, torch.float32)))
+    ids = torch.arange(20)[None]
+    torch.testing.assert_close(logits(plain, ids), logits(module, ids), rtol=1e-5, atol=1e-5)
+
+
+def test_a_base_that_keeps_its_causal_mask_is_refused(tmp_path):
+    GPTJForCausalLM(GPTJConfig(n_embd=32, n_layer=2, n_head=4, vocab_size=50, rotary_dim=4)).save_pretrained(
+        tmp_path / "base"
+    )
+    folder, _ = written(tmp_path / "sibling", tmp_path / "base")
+    with pytest.raises(UserError, match=r"keeps its causal mask whatever it is told, .*; no adapter can change that"):
+        load(f"{tmp_path / 'base'}+{folder}")
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_an_embedding_of_another_size_is_refused(base, tmp_path, size):
+    folder, _ = written(tmp_path / "sibling", base)
+    with_tensors(folder, load_file(folder / TENSORS) | {"mask_embedding": torch.zeros(size)})
+    with pytest.raises(UserError, match="its adapter's mask_embedding does not fit an embedding of"):
+        load(f"{base}+{folder}")
