@@ -19,12 +19,12 @@ from watch_cost import commit, machine
 
 from floatscope.canvas import CanvasState
 from floatscope.capture import dense
-from floatscope.capture.ask import Ask
+from floatscope.capture.ask import ReductionSpec
 from floatscope.capture.attention import Attention
 from floatscope.capture.received import backend_for, receive
 from floatscope.capture.reducer import Reducer
 from floatscope.capture.watcher import Watch, Watcher
-from floatscope.capture.ways import into
+from floatscope.capture.ways import attach
 from floatscope.schema import State
 
 T, STEPS = 1024, 3
@@ -45,8 +45,8 @@ class Error(Reducer):
         for g, row in enumerate(torch.linspace(1, Q - 1, 8).int().tolist()):
             weights[:, row, 2 + g] = 1
         self.backend = backend_for(call, lse is not None)
-        got = receive(call, lse, Ask(weights)).received.double()
-        want = dense.receive(call, None, Ask(weights)).received
+        got = receive(call, lse, ReductionSpec(weights)).received.double()
+        want = dense.receive(call, None, ReductionSpec(weights)).received
         mean, want_mean = got / weights.sum(1)[:, None, :, None], want / weights.sum(1)[:, None, :, None]
         keys = call.key.repeat_interleave(call.repeats, 1).transpose(-1, -2)
         largest = (call.query @ keys * call.scaling).abs().amax((1, 2, 3)).double()
@@ -65,7 +65,7 @@ def worst(device: str, dtype: torch.dtype, causal: bool, spread: float) -> tuple
     error = Error()
     watcher = Watcher(Watch(fields=("received",), reducers=(error,)))
     found = []
-    with torch.inference_mode(), into(model, watcher):
+    with torch.inference_mode(), attach(model, watcher):
         for step in range(STEPS):
             tokens = torch.randint(0, 4096, (1, T), device=device)
             watcher.begin(CanvasState(tokens, torch.full_like(tokens, int(State.PROMPT)), step))

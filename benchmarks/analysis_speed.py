@@ -25,11 +25,11 @@ from typing import Any
 import numpy as np
 from watch_cost import commit, machine
 
-from floatscope.analysis import measure
+from floatscope.analysis import build_tables
 from floatscope.files.sizes import format_size
-from floatscope.schema import FIELDS, GROUPS, RANKS, State, fields_of
+from floatscope.schema import FIELDS, GROUPS, RANKS, State, fields_at_level
 from floatscope.traces import Trace, create_run, forecast, open_run
-from floatscope.traces.layout import COORDS, OWN, stored_axes
+from floatscope.traces.layout import COORDS, TRACE_FIELDS, stored_axes
 
 T, STEPS, LAYERS, HEADS, NEW = 1024, 32, 32, 32, 32
 PARTS = ("template", *(f"document {k}" for k in range(1, 6)), "question", "answer")
@@ -84,12 +84,12 @@ def analyse(folder: Path, profile: bool) -> dict[str, Any]:
     began, cpu = time.perf_counter(), time.process_time()
     if profile:
         watched.enable()
-    measured = measure(traces(), told=told)
+    measured = build_tables(traces(), told=told)
     if profile:
         watched.disable()
         pstats.Stats(watched).sort_stats("cumulative").print_stats(40)
     cpu = time.process_time() - cpu
-    assert not measured.lacking, measured.lacking
+    assert not measured.missing, measured.missing
     marks = sorted({len(at) // 4, len(at) // 2, len(at)} - {0})
     return {
         "at": [{"samples": n, "seconds": at[n - 1]} for n in marks],
@@ -112,8 +112,8 @@ def made_up(sample: str, rng: np.random.Generator) -> Trace:
     sizes = {"step": STEPS, "layer": LAYERS, "head": HEADS, "key": T, "rank": RANKS, "commit": NEW, "visibility": 1}
     sizes |= {"region": len(REGIONS), "key_region": len(REGIONS), "position": T}
     sizes |= {axis: len(names) for axis, names in COORDS.items()}
-    fields = {name: FIELDS[name] for name in fields_of("summary")} | OWN
-    axes = {name: f.axes if name in OWN else stored_axes(name, f.axes) for name, f in fields.items()}
+    fields = {name: FIELDS[name] for name in fields_at_level("summary")} | TRACE_FIELDS
+    axes = {name: f.axes if name in TRACE_FIELDS else stored_axes(name, f.axes) for name, f in fields.items()}
     arrays = {name: np.zeros([sizes[axis] for axis in axes[name]], f.dtype) for name, f in fields.items()}
     step, key, prompt = np.arange(STEPS), np.arange(T), T - NEW
 

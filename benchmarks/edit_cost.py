@@ -41,8 +41,8 @@ def of_device(device: str) -> tuple[Model, list[int], int, int]:
     """The model, its prompt, how many new tokens, how many steps are taken of them."""
     if device == "cpu":
         model = load("twin:mdm", device="cpu")
-        assert model.text is not None
-        return model, model.text.encode(prompt_of(read("reading-5")[0]), chat=False), 8, 8
+        assert model.tokenizer is not None
+        return model, model.tokenizer.encode(prompt_of(read("reading-5")[0]), chat=False), 8, 8
     module = build("cuda")
     vocabulary = module.config.vocab_size
     draw = torch.Generator().manual_seed(0)

@@ -28,7 +28,7 @@ from watch_cost import commit, machine
 from floatscope.lab.twins.heldout import read
 from floatscope.models.load import load
 from floatscope.models.model import Model, ModelSpec
-from floatscope.pipelines.evaluate import evaluate
+from floatscope.pipelines.evaluate import plan_evaluation
 from floatscope.tasks.sample import Passage, Sample
 
 TOKENS, NEW, SINGLES = 900, 32, 4
@@ -38,14 +38,14 @@ BATCHES = {"cuda": (8, 16, 32, 1), "cpu": (8, 1)}
 
 def questions(model: Model, count: int) -> list[Sample]:
     """Held-out questions whose five passages are drawn out to about 900 tokens, unequal as real ones are."""
-    assert model.text is not None
+    assert model.tokenizer is not None
     made = []
     for sample in read("reading-5")[:count]:
         rng = random.Random(sample.id)
         room = rng.randint(TOKENS * 8 // 10, TOKENS * 12 // 10) // len(sample.passages)
         passages = []
         for passage in sample.passages:
-            text, length = passage.text, len(model.text.encode(passage.text, chat=False))
+            text, length = passage.text, len(model.tokenizer.encode(passage.text, chat=False))
             passages.append(Passage(passage.title, " ".join([text] * max(1, room // length)), passage.gold))
         made.append(Sample(sample.id, sample.question, sample.answers, tuple(passages)))
     return made
@@ -55,7 +55,7 @@ def timed(model: Model, samples: list[Sample], batch: int) -> tuple[float, list[
     """Seconds, and the lengths of the prompts."""
     with TemporaryDirectory() as folder:
         began = time.perf_counter()
-        made = evaluate(model, samples, Path(folder) / "run", batch=batch, new_tokens=NEW, steps=NEW)
+        made = plan_evaluation(model, samples, Path(folder) / "run", batch=batch, new_tokens=NEW, steps=NEW)
         for _ in made:
             pass
         return time.perf_counter() - began, [len(item.ids) for item in made.items]
@@ -63,7 +63,7 @@ def timed(model: Model, samples: list[Sample], batch: int) -> tuple[float, list[
 
 def on_gpu(found: dict[str, Any]) -> None:
     bench = Bench("cuda")
-    text = load("twin:mdm", device="cpu").text
+    text = load("twin:mdm", device="cpu").tokenizer
     model = Model(bench.module, ModelSpec("8B", "mdm", bench.vocabulary - 1), text)
     samples = questions(model, COUNT["cuda"])
     found["product_tflops"] = bench.rate / 1e12

@@ -36,13 +36,13 @@ WATCHES = {"unwatched": None, "watched": Watch()}
 
 def prompt(model: Model) -> list[int]:
     """Held-out questions one after the other, cut to length."""
-    assert model.text is not None
+    assert model.tokenizer is not None
     text = "\n".join(prompt_of(sample) for sample in read("reading-5")[:4])
-    return model.text.encode(text, chat=False)[:PROMPT]
+    return model.tokenizer.encode(text, chat=False)[:PROMPT]
 
 
 def seconds(model: Model, ids: list[int], watch: Watch | None) -> float:
-    extra: dict[str, Any] = {"steps": NEW} if model.spec.family == "mdm" else {"stop": False}
+    extra: dict[str, Any] = {"steps": NEW} if model.spec.paradigm == "mdm" else {"stop": False}
     began = time.perf_counter()
     assert len(decode(model, [ids], new_tokens=NEW, watch=watch, **extra).steps) == NEW
     return time.perf_counter() - began

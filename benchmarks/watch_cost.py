@@ -38,7 +38,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from floatscope.canvas import CanvasState, Commits, Regions
 from floatscope.capture.watcher import Watch, Watcher
-from floatscope.capture.ways import into
+from floatscope.capture.ways import attach
 from floatscope.schema import State
 
 SHAPES = {
@@ -121,7 +121,7 @@ class Bench:
             self.forward(canvas, causal)
             return watcher.finish(commits)
 
-        return Variant(run, lambda: into(self.model, watcher))
+        return Variant(run, lambda: attach(self.model, watcher))
 
     def eager(self, canvas: CanvasState) -> Variant:
         @contextmanager
@@ -154,7 +154,7 @@ class Bench:
         would slow the plain side down; an attention without a mask function gets none.
         """
         graph = torch.cuda.CUDAGraph()
-        with self.unmasked() if watcher is None else into(self.model, watcher):
+        with self.unmasked() if watcher is None else attach(self.model, watcher):
             for capture in (nullcontext(), torch.cuda.graph(graph)):  # once to make what later steps reuse
                 if watcher is not None:
                     watcher.begin(canvas)

@@ -42,7 +42,7 @@ def interventions(out: Path, models: Mapping[str, fs.Model]) -> Iterator[str]:
             yield heads(table)
         else:
             yield rows(table)
-        yield "".join(f"- {sentence}\n" for sentence in STUDIES[name].read(table))
+        yield "".join(f"- {sentence}\n" for sentence in STUDIES[name].summarise(table))
 
 
 HEAD = """## What interventions do to the twins

@@ -107,7 +107,7 @@ def twins(out: Path, limit: int, names: Sequence[str]) -> Iterator[str]:
     yield "### How many examples does a rule take?\n\nWhich of three words is meant; chance 33\n"
     yield examples(models, out / "examples", limit)
     for kind, data, options, question in STRESS:
-        able = [name for name in names if kind != "masks" or models[name].spec.family == "mdm"]
+        able = [name for name in names if kind != "masks" or models[name].spec.paradigm == "mdm"]
         if able:
             yield f"### {question}\n\n`--kind {kind}` on `{data}`\n"
             yield points(

@@ -15,17 +15,17 @@ import floatscope as fs
 from floatscope.analysis.experiments import EXPERIMENT, read_experiment
 from floatscope.analysis.stress_tests import STRESS, read_stress
 from floatscope.analysis.studies import STUDIES
-from floatscope.pipelines.evaluate import evaluate
-from floatscope.pipelines.intervene import experiment
-from floatscope.pipelines.stress import stress
-from floatscope.pipelines.studies import Asked, plan
+from floatscope.pipelines.evaluate import plan_evaluation
+from floatscope.pipelines.intervene import plan_intervention
+from floatscope.pipelines.stress import plan_stress
+from floatscope.pipelines.studies import StudyInput, plan
 from floatscope.tasks.sample import Sample
 from floatscope.traces.record import RECORD, read_record
 
 
 def asked(model: fs.Model, samples: Sequence[Sample], out: Path, **how: Any) -> Path:
     if not finished(out):
-        for answered in evaluate(model, samples, out, **how):
+        for answered in plan_evaluation(model, samples, out, **how):
             print(out, answered.done, f"{100 * answered.acc:.1f}", flush=True)
     return out
 
@@ -34,7 +34,7 @@ def under(
     model: fs.Model, samples: Sequence[Sample], out: Path, kind: str, options: dict[str, Any], **how: Any
 ) -> Path:
     if not swept(out):
-        for point, answered in stress(model, samples, out, kind, options=options, **how):
+        for point, answered in plan_stress(model, samples, out, kind, options=options, **how):
             print(out, point.name, answered.done, f"{100 * answered.acc:.1f}", flush=True)
     return out
 
@@ -50,12 +50,12 @@ def studied(
 ) -> Path:
     """`as_they_are`: in none of the study's conditions but the samples' own."""
     if not tried(out):
-        planned = plan(name, Asked(model, tuple(samples), out, 0, how), **options)
-        study, conditions = STUDIES[name], {"": list(samples)} if as_they_are else planned.conditions
-        for arm, answered in experiment(
-            model, conditions, out, planned.arms, title=study.title, nll_only=study.nll_only, seed=0, **how
+        planned = plan(name, StudyInput(model, tuple(samples), out, 0, how), **options)
+        study, conditions = STUDIES[name], {"": list(samples)} if as_they_are else planned.subsets
+        for arm, answered in plan_intervention(
+            model, conditions, out, planned.conditions, title=study.title, nll_only=study.nll_only, seed=0, **how
         ):
-            print(out, arm.condition, arm.name, answered.done, flush=True)
+            print(out, arm.subset, arm.name, answered.done, flush=True)
     return out
 
 

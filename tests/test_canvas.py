@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from floatscope.canvas import CanvasState, Commits, Groups, Regions
-from floatscope.errors import UserError, unknown
+from floatscope.errors import UserError, unknown_choice
 from floatscope.interventions.edits import Edit, Keys
 from floatscope.schema import State
 
@@ -63,7 +63,7 @@ def test_a_canvas_knows_its_padding_and_its_masks():
 
 
 def test_groups_of_a_canvas_count_each_row_where_it_belongs():
-    groups = Groups.of_canvas(canvas([[0, 1, 2, 3], [1, 1, 2, 2]]))
+    groups = Groups.from_canvas(canvas([[0, 1, 2, 3], [1, 1, 2, 2]]))
     assert groups.names == ("all", "masked", "committed")
     assert groups.weights[0].tolist() == [[0, 0, 0], [1, 0, 0], [1, 1, 0], [1, 0, 1]]
     assert groups.count.tolist() == [[3, 1, 1], [4, 2, 0]]
@@ -152,4 +152,7 @@ def test_mass_is_moved_between_counted_keys():
 
 
 def test_unknown_without_a_neighbour_only_lists_what_is_allowed():
-    assert str(unknown("keep level", "xyz", ("summary", "full"))) == "unknown keep level 'xyz'; allowed: summary, full"
+    assert (
+        str(unknown_choice("keep level", "xyz", ("summary", "full")))
+        == "unknown keep level 'xyz'; allowed: summary, full"
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from floatscope.errors import UserError
-from floatscope.syntax import arguments, spelled
+from floatscope.syntax import merge_arguments, parse_call
 
 REMEDY = "write a name, or a name with arguments, as in threshold(tau=0.95)"
 
@@ -32,14 +32,14 @@ REMEDY = "write a name, or a name with arguments, as in threshold(tau=0.95)"
     ],
 )
 def test_a_name_and_its_literals_are_read(text, want):
-    assert spelled(text) == want
+    assert parse_call(text) == want
 
 
 @pytest.mark.parametrize("text", ["threshold(tau=0.95)", "f(a=1, b='x')"])
 def test_types_of_values_are_kept(text):
-    name, values = spelled(text)
+    name, values = parse_call(text)
     again = f"{name}({', '.join(f'{k}={v!r}' for k, v in values.items())})"
-    assert spelled(again) == (name, values)
+    assert parse_call(again) == (name, values)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_types_of_values_are_kept(text):
 )
 def test_anything_else_is_refused_with_the_text_and_the_remedy(text):
     with pytest.raises(UserError) as error:
-        spelled(text)
+        parse_call(text)
     assert str(error.value) == f"cannot read {text!r}: {REMEDY}"
 
 
@@ -108,7 +108,7 @@ def test_anything_else_is_refused_with_the_text_and_the_remedy(text):
 )
 def test_deep_and_huge_texts_are_refused_not_followed(text):
     with pytest.raises(UserError, match="cannot read"):
-        spelled(text)
+        parse_call(text)
 
 
 def test_nothing_is_run(tmp_path):
@@ -120,7 +120,7 @@ def test_nothing_is_run(tmp_path):
         f"f(**open({str(witness)!r}, 'w'))",
     ):
         try:
-            spelled(text)
+            parse_call(text)
         except UserError:
             continue
     assert not witness.exists()
@@ -129,18 +129,18 @@ def test_nothing_is_run(tmp_path):
 @pytest.mark.parametrize("text", ["f(**{'tau': 0.5})", "f(a=1, **{'b': 2})"])
 def test_starred_arguments_are_refused(text):
     with pytest.raises(UserError, match="cannot read"):
-        spelled(text)
+        parse_call(text)
 
 
 def test_an_argument_given_twice_is_refused():
     with pytest.raises(UserError):
-        spelled("threshold(tau=0.5, tau=0.9)")
+        parse_call("threshold(tau=0.5, tau=0.9)")
 
 
 @pytest.mark.parametrize("text", ["f(a={[]: 1})", "f(a={[1]})", "f(a={{}: 1})"])
 def test_a_literal_that_cannot_be_built_is_refused(text):
     with pytest.raises(UserError, match="cannot read"):
-        spelled(text)
+        parse_call(text)
 
 
 # ---- arguments
@@ -148,26 +148,26 @@ def test_a_literal_that_cannot_be_built_is_refused(text):
 
 def test_what_is_given_replaces_the_default():
     defaults = {"confidence": 0.6, "kl": 0.015, "history": 2}
-    assert arguments("sampler", "klass", {"kl": 0.1}, defaults) == {"confidence": 0.6, "kl": 0.1, "history": 2}
+    assert merge_arguments("sampler", "klass", {"kl": 0.1}, defaults) == {"confidence": 0.6, "kl": 0.1, "history": 2}
     assert defaults["kl"] == 0.015
-    assert arguments("sampler", "klass", {}, defaults) == defaults
+    assert merge_arguments("sampler", "klass", {}, defaults) == defaults
 
 
 @pytest.mark.parametrize("value", [1, 0, -3, 2.5])
 def test_a_whole_number_does_where_the_default_is_a_number(value):
-    assert arguments("sampler", "threshold", {"tau": value}, {"tau": 0.9}) == {"tau": value}
+    assert merge_arguments("sampler", "threshold", {"tau": value}, {"tau": 0.9}) == {"tau": value}
 
 
 @pytest.mark.parametrize("value", ["x", None, True, [1], (1,), {}, 1 + 2j, b"1"], ids=repr)
 def test_anything_but_a_number_is_refused_where_the_default_is_one(value):
     with pytest.raises(UserError) as error:
-        arguments("sampler", "threshold", {"tau": value}, {"tau": 0.9})
+        merge_arguments("sampler", "threshold", {"tau": value}, {"tau": 0.9})
     assert str(error.value) == f"sampler 'threshold' takes a number for tau, got {value!r}"
 
 
 def test_an_unknown_argument_is_answered_with_the_nearest():
     with pytest.raises(UserError) as error:
-        arguments("sampler", "klass", {"historie": 3}, {"confidence": 0.6, "history": 2})
+        merge_arguments("sampler", "klass", {"historie": 3}, {"confidence": 0.6, "history": 2})
     assert str(error.value) == (
         "unknown argument of sampler 'klass' 'historie' (did you mean 'history'?); allowed: confidence, history"
     )
@@ -175,9 +175,9 @@ def test_an_unknown_argument_is_answered_with_the_nearest():
 
 def test_a_name_without_arguments_says_so():
     with pytest.raises(UserError) as error:
-        arguments("sampler", "random", {"seed": 3}, {})
+        merge_arguments("sampler", "random", {"seed": 3}, {})
     assert str(error.value) == "sampler 'random' takes no arguments, got seed=3"
 
 
 def test_a_default_of_none_takes_what_comes():
-    assert arguments("sampler", "pc", {"background": "x.json"}, {"background": None}) == {"background": "x.json"}
+    assert merge_arguments("sampler", "pc", {"background": "x.json"}, {"background": None}) == {"background": "x.json"}

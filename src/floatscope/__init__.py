@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from floatscope.pipelines.final_state import final_state
     from floatscope.pipelines.lens import lens
     from floatscope.pipelines.likelihood import answer_nll
-    from floatscope.pipelines.trace import trace_samples
+    from floatscope.pipelines.trace import plan_trace
     from floatscope.pipelines.watch import watch
     from floatscope.schema import State
     from floatscope.traces import Run, Trace, create_run, forecast, open_run

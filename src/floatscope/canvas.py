@@ -117,7 +117,7 @@ class Groups:
         return self.weights.sum(1)
 
     @staticmethod
-    def of_canvas(canvas: CanvasState) -> Groups:
+    def from_canvas(canvas: CanvasState) -> Groups:
         """`all`, `masked` and `committed` rows. `predicting` rows are known only after the commits."""
         s = canvas.states
         columns = [canvas.valid, s == State.MASKED, s == State.COMMITTED]
@@ -145,7 +145,7 @@ class Step:
     commits: Commits
 
 
-def canvas_of(
+def build_canvas(
     prompts: Sequence[Sequence[int]],
     new_tokens: int,
     mask_id: int | None,
@@ -182,6 +182,6 @@ def canvas_of(
     return CanvasState(tokens, states, regions=regions)
 
 
-def first_positions(regions: Regions, length: int) -> Regions:
+def crop_regions(regions: Regions, length: int) -> Regions:
     """The regions of a canvas that has not grown to its full length yet."""
     return regions if regions.member is None else replace(regions, member=regions.member[:, :length])

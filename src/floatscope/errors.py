@@ -16,7 +16,7 @@ class UserError(Exception):
     """Something the caller can mend; the message says how."""
 
 
-def unknown(kind: str, given: str, allowed: Iterable[str]) -> UserError:
+def unknown_choice(kind: str, given: str, allowed: Iterable[str]) -> UserError:
     """`unknown("keep level", "sumary", KEEP)` → "unknown keep level 'sumary' (did you mean 'summary'?); allowed: …"."""
     names = list(allowed)
     near = difflib.get_close_matches(given, names, n=1)
@@ -24,7 +24,7 @@ def unknown(kind: str, given: str, allowed: Iterable[str]) -> UserError:
     return UserError(f"unknown {kind} '{given}'{hint}; allowed: {', '.join(names)}")
 
 
-FAILS = (  # what code raises that was given a description it cannot follow; a wrong file, not a bug of ours
+LIBRARY_ERRORS = (  # what code raises that was given a description it cannot follow; a wrong file, not a bug of ours
     ArithmeticError,
     AssertionError,
     AttributeError,
@@ -50,20 +50,20 @@ def reason(error: BaseException) -> str:
     return printable(lines[-1] if lines[0].endswith("(") else lines[0])  # a module is printed before the complaint
 
 
-def listed(names: Collection[str], most: int = 8) -> str:
+def join_names(names: Collection[str], most: int = 8) -> str:
     """`listed(["b", "a"])` → "a, b"; of many the first few and how many more."""
     shown = [printable(name, 100) for name in sorted(names)[:most]]
     more = [f"and {len(names) - most:,} more"] if len(names) > most else []
     return ", ".join([*shown, *more]) or "none"
 
 
-def is_rust(error: BaseException) -> bool:
+def is_rust_error(error: BaseException) -> bool:
     """The tokenizers library raises plain Exceptions, and its Rust code panics as a BaseException of its own."""
     return type(error) is Exception or type(error).__name__ == "PanicException"
 
 
 @contextmanager
-def reading(name: object) -> Iterator[None]:
+def guard_reading(name: object) -> Iterator[None]:
     """The outermost guard of opening a checkpoint: what its files bring about is one printable sentence."""
     outside = sys.exc_info()[1]  # a caller may be handling an interrupt already
     try:
@@ -97,7 +97,7 @@ def _interrupted(error: BaseException, outside: BaseException | None) -> bool:
 
 
 @contextmanager
-def about(where: object) -> Iterator[None]:
+def name_in_errors(where: object) -> Iterator[None]:
     """What is wrong in a checkpoint is said of that checkpoint."""
     try:
         yield

@@ -13,9 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from floatscope.errors import UserError, unknown
+from floatscope.errors import UserError, unknown_choice
 
-KEEP = ("summary", "heads", "rows", "full")
+LEVELS = ("summary", "heads", "rows", "full")
 GROUPS = ("all", "masked", "committed", "predicting")
 RANKS = 16
 KEY_STATS = ("qk", "cos", "key_norm", "value_norm", "output_norm", "norm")
@@ -23,7 +23,7 @@ TOP_STATS = ("lift", *KEY_STATS)
 QUANTITIES = (*(f"lift_{g}" for g in GROUPS), *KEY_STATS)
 ORDERS = ("n", "sum", "sumsq")
 HEAD_STATS = ("entropy", "gini", "first", "output_norm", "query_norm")
-ELIGIBLE = 16
+MIN_VISIBLE_ROWS = 16
 """Lift is detected over keys seen by at least this many queries of the group (or by all of a smaller group)."""
 
 
@@ -77,19 +77,19 @@ FIELDS: dict[str, Field] = {
 SHARED = ("uniform", "seen", "eligible")
 
 
-def fields_of(keep: str) -> tuple[str, ...]:
+def fields_at_level(keep: str) -> tuple[str, ...]:
     """Names of the fields a keep level stores: `fields_of("heads")` is summary's and `received_heads`."""
-    if keep not in KEEP:
-        raise unknown("keep level", keep, KEEP)
-    reach = KEEP.index(keep)
-    return tuple(name for name, f in FIELDS.items() if KEEP.index(f.level) <= reach)
+    if keep not in LEVELS:
+        raise unknown_choice("keep level", keep, LEVELS)
+    reach = LEVELS.index(keep)
+    return tuple(name for name, f in FIELDS.items() if LEVELS.index(f.level) <= reach)
 
 
 def check_fields(names: tuple[str, ...]) -> tuple[str, ...]:
     """Every name is a field, and there is one at least."""
     for name in names:
         if name not in FIELDS:
-            raise unknown("field", name, FIELDS)
+            raise unknown_choice("field", name, FIELDS)
     if not names:
         raise UserError(f"nothing to keep: name at least one field of {', '.join(FIELDS)}")
     return names

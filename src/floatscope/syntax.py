@@ -12,10 +12,10 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from floatscope.errors import UserError, unknown
+from floatscope.errors import UserError, unknown_choice
 
 
-def spelled(text: str, example: str = "threshold(tau=0.95)") -> tuple[str, dict[str, Any]]:
+def parse_call(text: str, example: str = "threshold(tau=0.95)") -> tuple[str, dict[str, Any]]:
     """The name and its arguments; values are literals: numbers, text, lists, True, None."""
     try:
         with warnings.catch_warnings(action="ignore"):
@@ -32,14 +32,14 @@ def spelled(text: str, example: str = "threshold(tau=0.95)") -> tuple[str, dict[
     raise UserError(f"cannot read {shown!r}: write a name, or a name with arguments, as in {example}")
 
 
-def arguments(kind: str, name: str, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def merge_arguments(kind: str, name: str, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """`defaults` with what was given; an argument must be known, and a number where its default is one."""
     known = dict(defaults)
     for argument, value in given.items():
         if argument not in defaults:
             if not defaults:
                 raise UserError(f"{kind} '{name}' takes no arguments, got {argument}={value!r}")
-            raise unknown(f"argument of {kind} '{name}'", argument, defaults)
+            raise unknown_choice(f"argument of {kind} '{name}'", argument, defaults)
         wanted = type(defaults[argument])
         if wanted in (int, float):
             number = isinstance(value, int | wanted) and not isinstance(value, bool) and math.isfinite(value)

@@ -431,7 +431,7 @@ def interventions(out: Path) -> Iterator[str]:
         yield f"### {STUDIES[study].title}\n\n`floatscope study {study}`, {count} questions of NQ, five passages each."
         yield f"{STUDIES[study].about} *Effect* is an edited run less the mean of its controls.\n"
         yield _by_family(out, rows(table))
-        yield _by_family(out, "".join(f"- {sentence}\n" for sentence in STUDIES[study].read(table)))
+        yield _by_family(out, "".join(f"- {sentence}\n" for sentence in STUDIES[study].summarise(table)))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import pandas as pd
 import floatscope as fs
 from floatscope.analysis import anchors, depth, floating, retrieval
 from floatscope.analysis.absorption import of
-from floatscope.analysis.look import Look, looks
+from floatscope.analysis.look import TraceView, trace_views
 from floatscope.errors import UserError
 from floatscope.tasks.sample import Sample
 from floatscope.tasks.template import template
@@ -33,7 +33,7 @@ CONTROL = "untrained"
 FIELDS = (
     "received", "uniform", "seen", "eligible", "contribution", "top_key", "top", "head_stats", "row_key", "row_regions",
 )  # fmt: skip
-TABLES: dict[str, Callable[[Look], pd.DataFrame]] = {
+TABLES: dict[str, Callable[[TraceView], pd.DataFrame]] = {
     "absorption": of,
     "concentration": anchors.concentration,
     "identity": anchors.identity,
@@ -47,14 +47,14 @@ TABLES: dict[str, Callable[[Look], pd.DataFrame]] = {
 }
 
 
-def answering(look: Look) -> Look:
+def answering(look: TraceView) -> TraceView:
     """The same with only those commits that are the answer: models that are done write ends of text."""
     arrays, special = look.trace.arrays, look.trace.meta["special"]
     position, ends = arrays["commit_position"], [special[role] for role in ("eos", "eot") if role in special]
     end = position[np.isin(arrays["commit_token"], ends)].min(initial=position.max() + 1)
     chosen = position < max(end, position.min() + 1)
     cut = {name: array[chosen] if name.startswith(("commit_", "row_")) else array for name, array in arrays.items()}
-    return Look(replace(look.trace, arrays=cut))
+    return TraceView(replace(look.trace, arrays=cut))
 
 
 def measured(model: fs.Model, samples: Sequence[Sample], out: Path, *, prompt: str | Path, **how: Any) -> Path:
@@ -64,7 +64,7 @@ def measured(model: fs.Model, samples: Sequence[Sample], out: Path, *, prompt: s
     with TemporaryDirectory() as folder:
         runs, watch = Path(folder), fs.Watch(fields=FIELDS)
         written = template(prompt).prompt
-        for traced in fs.trace_samples(model, samples, runs, watch=watch, controls=(0,), write=written, **how):
+        for traced in fs.plan_trace(model, samples, runs, watch=watch, controls=(0,), write=written, **how):
             print(out, traced.run.name if traced.run != runs else "", traced.done, traced.total, flush=True)
         _write(control_path(runs, 0), out / CONTROL)
         _write(runs, out)
@@ -81,7 +81,7 @@ def _write(run: Path, out: Path) -> None:
     """Every table, and the record last: where it is, all are."""
     out.mkdir(exist_ok=True)
     found: dict[str, list[pd.DataFrame]] = {name: [] for name in TABLES}
-    for look in looks(fs.open_run(run)):
+    for look in trace_views(fs.open_run(run)):
         for name, table in TABLES.items():
             try:
                 found[name].append(table(look))

@@ -25,10 +25,10 @@ from floatscope.schema import (
     RANKS,
     TOP_STATS,
     State,
-    fields_of,
+    fields_at_level,
 )
 from floatscope.traces import Trace
-from floatscope.traces.layout import COORDS, OWN, stored_axes
+from floatscope.traces.layout import COORDS, TRACE_FIELDS, stored_axes
 
 BOS, MASK, END, LINE, SPACE, STOP, COMMA = range(7)
 WORDS = range(7, 40)
@@ -160,8 +160,10 @@ def trace_of(world: World, sample: str = "hand", **meta: object) -> Trace:
     arrays["tokens_after"] = after.astype(np.int32)
     if world.regions:
         arrays["region_member"] = np.stack([np.isin(np.arange(width), at) for at in world.regions.values()], -1)
-    fields = {name: FIELDS[name] for name in fields_of("summary")} | OWN
-    axes = {name: fields[name].axes if name in OWN else stored_axes(name, fields[name].axes) for name in arrays}
+    fields = {name: FIELDS[name] for name in fields_at_level("summary")} | TRACE_FIELDS
+    axes = {
+        name: fields[name].axes if name in TRACE_FIELDS else stored_axes(name, fields[name].axes) for name in arrays
+    }
     coords = {**COORDS, "region": tuple(world.regions), "key_region": tuple(world.regions)}
     typed = {name: array.astype(fields[name].dtype) for name, array in arrays.items()}
     rows = "cache" if world.cached else "all"
@@ -281,7 +283,7 @@ def _entropy(A: np.ndarray, see: np.ndarray) -> float:
 
 def _stack(pieces: Sequence[np.ndarray], name: str, width: int) -> np.ndarray:
     """Join the steps; `key` axes are filled up to the widest canvas."""
-    axes = OWN[name].axes if name in OWN else stored_axes(name, FIELDS[name].axes)
+    axes = TRACE_FIELDS[name].axes if name in TRACE_FIELDS else stored_axes(name, FIELDS[name].axes)
     grown = []
     for piece in pieces:
         axes_of = axes if axes[0] == "commit" else axes[1:]

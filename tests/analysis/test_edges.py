@@ -11,8 +11,8 @@ import torch
 from hand import KINDS, anything, attend, canvas, causal, full, trace_of
 
 import floatscope as fs
-from floatscope.analysis import Look, absorption, anchors, depth, detect, floating, floating_index
-from floatscope.analysis.measure import ANALYSES, measure
+from floatscope.analysis import TraceView, absorption, anchors, depth, detect, floating, floating_index
+from floatscope.analysis.measure import ANALYSES, build_tables
 from floatscope.errors import UserError
 from floatscope.traces import Trace
 
@@ -67,7 +67,7 @@ def test_under_a_causal_mask_a_lift_may_exceed_the_number_of_eligible_keys():
     trace = onto(4, 20, see=causal(20))
     assert np.isfinite(trace.by_layer(scale="lift", eligible=True)).sum() == 5
     assert trace.by_layer(scale="lift")[0, 0, 4] == pytest.approx(16 / sum(1 / n for n in range(5, 21)), rel=1e-5)
-    look = Look(trace, "rulli(eps=6)")
+    look = TraceView(trace, "rulli(eps=6)")
     assert np.flatnonzero(look.anchors[0, 0]).tolist() == [4]
     assert anchors.counts(look)["per_head"].tolist() == [1]
 
@@ -102,14 +102,14 @@ def test_mistakes_are_named(by, message):
 
 def test_a_head_keeps_sixteen_keys():
     with pytest.raises(UserError, match=r"keeps 16 keys of each head, so topk\(k=17\) cannot be counted"):
-        anchors.counts(Look(onto(4, 40), "topk(k=17)"))
+        anchors.counts(TraceView(onto(4, 40), "topk(k=17)"))
 
 
 def test_a_key_alone_is_compared_with_nothing():
     """Of 16 causal keys one is seen by 16 rows."""
     trace = onto(0, 16, 0.5, see=causal(16))
     assert not detect(trace, "rulli(eps=1)").any()
-    assert anchors.sweep(Look(trace))["share"].tolist() == [1] * 21
+    assert anchors.sweep(TraceView(trace))["share"].tolist() == [1] * 21
     assert detect(trace, "topk(k=3)").sum() == 1
 
 
@@ -119,19 +119,19 @@ def test_a_key_alone_is_compared_with_nothing():
 @pytest.mark.parametrize("table", [anchors.identity, anchors.strings, depth.classes, depth.structure])
 def test_without_pieces(table):
     with pytest.raises(UserError, match="trace of 'hand' does not say what its tokens are"):
-        table(Look(replace(onto(4, 20), meta={"rows": "all"})))
+        table(TraceView(replace(onto(4, 20), meta={"rows": "all"})))
 
 
 def test_without_regions():
     with pytest.raises(UserError, match="trace of 'hand' has no regions"):
-        depth.answer_rows(Look(onto(4, 20)))
+        depth.answer_rows(TraceView(onto(4, 20)))
     with pytest.raises(UserError, match="has no regions"):
-        depth.answer_rows(Look(without(trace_of(anything(0, "full")), "row_regions")))
+        depth.answer_rows(TraceView(without(trace_of(anything(0, "full")), "row_regions")))
 
 
 def test_an_unknown_layer_is_named():
     with pytest.raises(UserError, match="layer 5 is not in the trace of 'hand', which holds layers 0 to 0"):
-        floating.mean_map([Look(onto(4, 20))], layer=5)
+        floating.mean_map([TraceView(onto(4, 20))], layer=5)
 
 
 NEEDS = {
@@ -160,17 +160,19 @@ def test_a_field_that_was_not_kept_is_named(name):
     trace = without(trace_of(replace(world, regions=regions)), name)
     for table in NEEDS[name]:
         with pytest.raises(UserError, match=f"trace of 'hand' does not keep '{name}'"):
-            ANALYSES[table](Look(trace, "rulli(eps=1)"))
-    measured = measure([trace], "rulli(eps=1)")
-    assert set(NEEDS[name]) <= set(measured.lacking)
-    assert not set(measured.tables) & set(measured.lacking)
+            ANALYSES[table](TraceView(trace, "rulli(eps=1)"))
+    measured = build_tables([trace], "rulli(eps=1)")
+    assert set(NEEDS[name]) <= set(measured.missing)
+    assert not set(measured.tables) & set(measured.missing)
 
 
 def test_what_is_not_read_need_not_be_kept():
     trace = trace_of(anything(0, "full"))
-    unread = measure([without(trace, "row_key", "row_mass", "rollout", "residual", "regions")], "rulli(eps=1)").tables
+    unread = build_tables(
+        [without(trace, "row_key", "row_mass", "rollout", "residual", "regions")], "rulli(eps=1)"
+    ).tables
     read = {"retrieval", "flow", "rollout", "rank_one", "importance", "norms"}
-    for name, table in measure([trace], "rulli(eps=1)").tables.items():
+    for name, table in build_tables([trace], "rulli(eps=1)").tables.items():
         if name not in read:
             pd.testing.assert_frame_equal(table, unread[name])
 
@@ -183,7 +185,7 @@ def test_the_soft_detector_counts_heads():
 def test_no_traces_at_all():
     with pytest.raises(UserError, match="no finished trace"):
         absorption([])
-    assert measure([]).tables == {}
+    assert build_tables([]).tables == {}
 
 
 # Small and empty ones: numbers where there are some, NaN or 0 elsewhere, no warnings
@@ -193,7 +195,7 @@ def test_no_traces_at_all():
 def test_one_step_one_layer_one_head(by):
     """A run of one step is all the steps there are."""
     trace = onto(4, 20, 0.9)
-    tables = measure([trace], by).tables
+    tables = build_tables([trace], by).tables
     drift = tables["drift"].iloc[0]
     assert drift[["displacement", "changes"]].tolist() == [0, 0]
     assert drift[["slope", "jaccard_next", "jaccard_first", *floating.FRONTIERS]].isna().all()
@@ -206,7 +208,7 @@ def test_one_step_one_layer_one_head(by):
 
 @pytest.mark.parametrize("by", ["zscore", "rulli(eps=0.1)", "gu", "soft"])
 def test_no_anchors_at_all(by):
-    tables = measure([trace_of(canvas(np.full((3, 2, 2, 20, 20), 1 / 20), 15))], by).tables
+    tables = build_tables([trace_of(canvas(np.full((3, 2, 2, 20, 20), 1 / 20), 15))], by).tables
     assert (tables["anchors"][["anchors", "share"]] == 0).all(axis=None)
     assert tables["identity"]["share"].isna().all()
     assert tables["tokens"].empty
@@ -236,11 +238,11 @@ def test_a_step_at_which_nothing_was_measured(by):
     """It has no top and no anchors, and is no change."""
     world = canvas(attend(np.random.default_rng(0).normal(0, 2, (5, 2, 2, 20, 20))), 15)
     trace = unmeasured(trace_of(world), [2], [0, 1], ("all",))
-    look = Look(trace, by)
+    look = TraceView(trace, by)
     assert (look.top[2] == -1).all()
     assert not look.anchors[2].any()
     path = np.delete(look.top, 2, 0)
-    tables = measure([trace], by).tables
+    tables = build_tables([trace], by).tables
     index = tables["floating"]
     assert len(index) == 2
     for layer in range(2):
@@ -255,7 +257,7 @@ def test_a_step_at_which_nothing_was_measured(by):
 def test_a_layer_in_which_nothing_was_measured():
     world = canvas(attend(np.random.default_rng(0).normal(0, 2, (5, 3, 2, 20, 20))), 15)
     trace = unmeasured(trace_of(world), list(range(5)), [1], ("all",))
-    tables = measure([trace], "rulli(eps=1)").tables
+    tables = build_tables([trace], "rulli(eps=1)").tables
     assert tables["floating"]["layer"].tolist() == [0, 2]
     drift = tables["drift"].loc[1]
     assert drift[["displacement", "changes"]].tolist() == [0, 0]
@@ -270,7 +272,7 @@ def test_a_group_without_rows(group):
     """What reads such rows does without them: the split, and where masked rows look."""
     world = anything(1, "full")
     trace = unmeasured(trace_of(world), list(range(world.steps)), list(range(world.layers)), (group,))
-    tables, whole = (measure([t], "rulli(eps=1)").tables for t in (trace, trace_of(world)))
+    tables, whole = (build_tables([t], "rulli(eps=1)").tables for t in (trace, trace_of(world)))
     for name in tables:
         columns = [c for c in tables[name].columns if c != "split"]
         if name == "directed" and group == "masked":
@@ -278,17 +280,17 @@ def test_a_group_without_rows(group):
             continue
         pd.testing.assert_frame_equal(tables[name][columns], whole[name][columns])
     unmasked = trace_of(canvas(np.full((2, 1, 1, 20, 20), 1 / 20), 20, when=[]))
-    assert floating.lifetimes(Look(unmasked))["split"].isna().all()
+    assert floating.lifetimes(TraceView(unmasked))["split"].isna().all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_commits(kind):
     """As under `fs.watch`, which knows none."""
     world = replace(anything(2, kind), commits=())
-    measured = measure([trace_of(world)], "rulli(eps=1)")
+    measured = build_tables([trace_of(world)], "rulli(eps=1)")
     assert measured.tables["drift"]["last commit"].isna().all()
     for name in ("answer_rows", "commits", "order", "arness", "coupling"):
-        assert "has no commits" in measured.lacking[name]
+        assert "has no commits" in measured.missing[name]
 
 
 def test_an_index_of_no_tops():
@@ -302,7 +304,7 @@ def test_structure_alone():
     """Without a content token its ratio is no number, and there is no layer from which it leads."""
     tokens = np.full(20, 5)
     trace = trace_of(canvas(np.full((1, 2, 1, 20, 20), 1 / 20), 20, when=[], tokens=tokens))
-    table = depth.structure(Look(trace))
+    table = depth.structure(TraceView(trace))
     assert table.loc[table["set"] == "content", "ratio"].isna().all()
     assert depth.crossing(table) is None
 
@@ -312,17 +314,17 @@ def test_a_watched_forward(llada):
     ids = torch.arange(30)[None] % 60
     with fs.watch(llada) as seen, torch.no_grad():
         llada.module(input_ids=ids)
-    measured = measure(seen.traces)
+    measured = build_tables(seen.traces)
     wordless, of_commits = {"identity", "tokens", "classes", "structure"}, {"commits", "order", "arness", "coupling"}
     of_regions = {"answer_rows", "retrieval", "flow", "rollout", "rank_one", "importance"}
-    assert set(measured.lacking) == wordless | of_commits | of_regions
+    assert set(measured.missing) == wordless | of_commits | of_regions
     assert len(measured.tables["drift"]) == 3
 
 
 def test_a_sample_that_cannot_give_a_table_is_left_out_and_counted():
     whole, bare = trace_of(anything(0, "full"), "whole"), trace_of(anything(1, "full"), "bare")
-    measured = measure([whole, without(bare, "key_stats")], "rulli(eps=1)")
+    measured = build_tables([whole, without(bare, "key_stats")], "rulli(eps=1)")
     assert set(measured.tables["norms"]["sample"]) == {"whole"}
     assert set(measured.tables["drift"]["sample"]) == {"whole", "bare"}
-    assert measured.partly["norms"].startswith("1 of 2 samples, the first because the trace of 'bare' does not keep")
-    assert "norms" not in measured.lacking
+    assert measured.partial["norms"].startswith("1 of 2 samples, the first because the trace of 'bare' does not keep")
+    assert "norms" not in measured.missing

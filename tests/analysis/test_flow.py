@@ -12,7 +12,7 @@ import pytest
 from hand import KINDS, World, anything, canvas, causal, full, growing, trace_of
 
 import floatscope as fs
-from floatscope.analysis import Look, flow
+from floatscope.analysis import TraceView, flow
 from floatscope.errors import UserError
 from floatscope.tasks.sample import Passage, Sample
 from floatscope.traces import Trace
@@ -96,7 +96,7 @@ def test_answer_rows_take_from_gold():
     A = np.full((2, 2, 2, N, N), 1 / N)
     A[:, 1, 0, PROMPT:] = 0
     A[:, 1, 0, PROMPT:, 9:14], A[:, 1, 0, PROMPT:, PROMPT:] = 0.7 / 5, 0.3 / 8
-    table = flow.flow(Look(trace_of(canvas(A, PROMPT, regions=regions()))))
+    table = flow.flow(TraceView(trace_of(canvas(A, PROMPT, regions=regions()))))
     assert list(table.columns) == [
         "sample", "layer", "depth", "region", "key_region", "mass", "per_token", "base", "ratio"
     ]  # fmt: skip
@@ -116,7 +116,7 @@ def test_answer_rows_take_from_gold():
 def test_it_is_the_mean_over_steps():
     A = np.full((4, 1, 1, N, N), 1 / N)
     A[0, ..., PROMPT:, :] = np.eye(N)[3]
-    table = flow.flow(Look(trace_of(canvas(A, PROMPT, regions=regions()))))
+    table = flow.flow(TraceView(trace_of(canvas(A, PROMPT, regions=regions()))))
     assert square(table, "mass", 0, ["answer", "document 1"])[0, 1] == pytest.approx((1 + 3 * 5 / N) / 4, rel=1e-3)
 
 
@@ -130,7 +130,7 @@ def test_uniform_attention_is_its_own_base(kind):
         world = growing(A, PROMPT, cached=kind == "cached", regions=regions())
     else:
         world = canvas(np.stack([A] * 2), PROMPT, see, regions=regions())
-    look = Look(rolled(trace_of(world), world))
+    look = TraceView(rolled(trace_of(world), world))
     table = flow.flow(look)
     np.testing.assert_allclose(table["mass"], table["base"], **HALF)
     assert table["base"].notna().all()
@@ -149,7 +149,7 @@ def test_under_a_causal_mask_early_keys_have_the_larger_base():
     """Row i gives the first key 1 / (i + 1)."""
     world = growing(np.broadcast_to(causal(N) / causal(N).sum(1, keepdims=True), (1, 1, N, N)), N - 1)
     world = replace(world, regions={"first": [0], "rest": range(1, N)})
-    found = flow.importance(Look(rolled(trace_of(world), world))).set_index("key_region")
+    found = flow.importance(TraceView(rolled(trace_of(world), world))).set_index("key_region")
     shares = [sum(1 / i for i in range(1, n + 1)) / n for n in (N - 1, N)]
     wanted = np.mean([(share + 1 / n) / 2 for share, n in zip(shares, (N - 1, N), strict=True)])
     assert found.loc["first", "token_base"] == pytest.approx(wanted)
@@ -160,7 +160,7 @@ def test_layers_that_see_differently_have_bases_of_their_own():
     """As a decoder over an encoder would: the first layer sees all, the second what came before."""
     see = np.stack([full(N), causal(N)])
     world = canvas(np.stack([see[:, None] / see.sum(-1)[:, None, :, None]] * 2), PROMPT, see, regions=regions())
-    look = Look(rolled(trace_of(world), world))
+    look = TraceView(rolled(trace_of(world), world))
     assert look.trace.arrays["layer_visibility"].tolist() == [0, 1]
     table, found = flow.flow(look), flow.importance(look)
     np.testing.assert_allclose(table["mass"], table["base"], **HALF)
@@ -174,7 +174,7 @@ def test_a_window_leaves_the_base_empty():
     behind = causal(N) & (at[:, None] - at <= 6)
     for see in (abs(at[:, None] - at) <= 6, behind, causal(N) & (behind | (at == 0))):
         world = one_layer(see / see.sum(1, keepdims=True), visible=see)
-        look = Look(rolled(trace_of(world), world))
+        look = TraceView(rolled(trace_of(world), world))
         table = flow.flow(look)
         assert table[["base", "ratio"]].isna().all(axis=None)
         assert table["mass"].notna().all()
@@ -186,7 +186,7 @@ def test_rows_that_are_all_alike_and_rows_that_share_nothing():
     layers = 12
     for A, wanted in ((np.full((N, N), 1 / N), [2.0**-k for k in range(1, layers + 1)]), (np.eye(N), [1.0] * layers)):
         world = canvas(np.broadcast_to(A, (2, layers, 1, N, N)), PROMPT, regions=regions())
-        table = flow.rank_one(Look(rolled(trace_of(world), world)))
+        table = flow.rank_one(TraceView(rolled(trace_of(world), world)))
         assert list(table.columns) == ["sample", "layer", "depth", "token", "pooled"]
         for column in ("token", "pooled"):
             assert table[column].tolist() == pytest.approx(wanted, rel=1e-3, abs=1e-5)
@@ -200,7 +200,7 @@ def test_a_step_without_a_difference_counts():
     A[..., 3] = 1
     A[0, ..., PROMPT:, 3], A[0, ..., PROMPT:, 9] = 0, 1
     world = canvas(A, PROMPT, regions={"prompt": range(PROMPT), "answer": range(PROMPT, N)})
-    table = flow.rank_one(Look(rolled(trace_of(world), world)))
+    table = flow.rank_one(TraceView(rolled(trace_of(world), world)))
     assert table["token"].tolist() == pytest.approx([0.5], rel=1e-3)
 
 
@@ -209,7 +209,7 @@ def test_the_importance_of_a_key_all_rows_look_at():
     A = np.zeros((N, N))
     A[:, 0] = 1
     world = one_layer(A, steps=2)
-    found = flow.importance(Look(rolled(trace_of(world), world))).set_index("key_region")
+    found = flow.importance(TraceView(rolled(trace_of(world), world))).set_index("key_region")
     assert list(found.columns) == [
         "sample", "token", "token_base", "token_ratio", "pooled", "pooled_base", "pooled_ratio"
     ]  # fmt: skip
@@ -225,7 +225,7 @@ def test_the_importance_of_a_key_all_rows_look_at():
 @worlds
 def test_flow(seed, kind):
     world, trace = case(seed, kind)
-    table = flow.flow(Look(trace))
+    table = flow.flow(TraceView(trace))
     names = list(world.regions)
     for layer in range(world.layers):
         mass = over_steps(lambda t, k=layer: pool(world.attention[t][k].mean(0), world), world.steps)
@@ -245,7 +245,7 @@ def test_flow(seed, kind):
 def test_rollout(seed, kind):
     world, trace = case(seed, kind)
     assert flow.parts(trace) == PARTS
-    table, apart, found = (f(Look(trace)) for f in (flow.rollout, flow.rank_one, flow.importance))
+    table, apart, found = (f(TraceView(trace)) for f in (flow.rollout, flow.rank_one, flow.importance))
     assert list(table.columns) == ["sample", "layer", "depth", "region", "key_region", "token", "pooled"]
 
     def by_token(t: int, layer: int) -> np.ndarray:
@@ -284,12 +284,12 @@ def test_rollout(seed, kind):
 @worlds
 def test_what_uniform_attention_would_make_of_a_rollout(seed, kind):
     world, trace = case(seed, kind)
-    found = flow.importance(Look(trace)).set_index("key_region").loc[PARTS]
+    found = flow.importance(TraceView(trace)).set_index("key_region").loc[PARTS]
     if kind == "window" and world.layers > 1:
         assert found[["token_base", "pooled_base"]].isna().all(axis=None)
         return
     uniform = replace(world, attention=[see[:, None] / see.sum(-1, keepdims=True)[:, None] for see in world.visible])
-    wanted = flow.importance(Look(rolled(trace_of(uniform), uniform))).set_index("key_region").loc[PARTS]
+    wanted = flow.importance(TraceView(rolled(trace_of(uniform), uniform))).set_index("key_region").loc[PARTS]
     np.testing.assert_allclose(found["token_base"], wanted["token"], rtol=1e-5)
     np.testing.assert_allclose(found["pooled_base"], wanted["pooled"], **HALF)
     np.testing.assert_allclose(found["token_ratio"], found["token"] / found["token_base"])
@@ -301,7 +301,7 @@ def test_what_uniform_attention_would_make_of_a_rollout(seed, kind):
 def test_a_cache_changes_nothing(table, seed):
     world, cached = case(seed, "cached")
     anew = replace(world, cached=False)
-    told = [table(Look(trace)) for trace in (cached, rolled(trace_of(anew, cached.sample), anew))]
+    told = [table(TraceView(trace)) for trace in (cached, rolled(trace_of(anew, cached.sample), anew))]
     pd.testing.assert_frame_equal(*told, **HALF)
     assert told[0].drop(columns="ratio", errors="ignore").notna().all(axis=None)
 
@@ -319,7 +319,7 @@ def test_of_a_model_that_is_watched(which, request):
     spans = {"bos": [(0, 1)], "document 1": [(1, 8)], "question": [(8, prompt)], "answer": [(prompt, prompt + new)]}
     regions = fs.Regions.from_spans([spans], length=prompt + new)
     ids = [int(i) for i in np.random.default_rng(0).integers(0, 60, prompt)]
-    trace = fs.decode(model, [ids], new_tokens=new, regions=regions, watch=fs.Watch(keep="full"), stop=False).trace
+    trace = fs.decode(model, [ids], new_tokens=new, regions=regions, watch=fs.Watch(level="full"), stop=False).trace
     matrix, keys, rows = (trace.arrays[name] for name in ("matrix", "keys", "queries"))
     whole: list[np.ndarray] = []
     for t, n in enumerate(keys):
@@ -333,8 +333,8 @@ def test_of_a_model_that_is_watched(which, request):
     see = [np.broadcast_to(causal(n) if which == "llama" else full(n), (3, n, n)) for n in keys]
     held = {name: range(*pieces[0]) for name, pieces in spans.items()}
     world = World(whole, see, [np.ones(n) for n in keys], [np.ones(n) for n in keys], regions=held)
-    table = flow.rollout(Look(trace))
-    steps = flow.flow(Look(trace))
+    table = flow.rollout(TraceView(trace))
+    steps = flow.flow(TraceView(trace))
     for layer in range(3):
         for column, of in {
             "token": lambda t, k=layer: pool(product(world, t, k), world),
@@ -344,7 +344,7 @@ def test_of_a_model_that_is_watched(which, request):
             told = square(table if column == "token" else steps, column, layer, list(spans))
             near = HALF if column == "mass" else {"rtol": 1e-4, "atol": 1e-6}
             np.testing.assert_allclose(told, over_steps(of, world.steps), **near)
-    assert flow.rank_one(Look(trace))["token"].is_monotonic_decreasing
+    assert flow.rank_one(TraceView(trace))["token"].is_monotonic_decreasing
 
 
 # Refused
@@ -356,14 +356,14 @@ def test_parts_of_what_floatscope_traces(tmp_path):
     other = Passage("Kalen", "Kalen, too; in Osk.")
     sample = Sample("q", "Where does Mira live?", ("Velmora",), (other, told))
     model = fs.load(fs.write_random(tmp_path / "model", layers=1), device="cpu")
-    list(fs.trace_samples(model, [sample], tmp_path / "run", new_tokens=2, chat=False))
+    list(fs.plan_trace(model, [sample], tmp_path / "run", new_tokens=2, chat=False))
     (trace,) = fs.open_run(tmp_path / "run")
     assert sorted(flow.parts(trace)) == ["answer", "document 1", "document 2", "question", "template"]
     assert {"gold", "evidence"} <= set(trace.coords["region"])
 
 
-def with_regions(given: dict[str, Sequence[int]]) -> Look:
-    return Look(trace_of(replace(one_layer(np.full((N, N), 1 / N)), regions=given)))
+def with_regions(given: dict[str, Sequence[int]]) -> TraceView:
+    return TraceView(trace_of(replace(one_layer(np.full((N, N), 1 / N)), regions=given)))
 
 
 def test_gold_is_a_part_where_it_lies_in_no_other():
@@ -392,7 +392,7 @@ def test_regions_that_are_no_partition(given, message):
 @tables
 def test_without_regions(table):
     with pytest.raises(UserError, match="trace of 'hand' has no regions; trace samples with passages"):
-        table(Look(trace_of(replace(one_layer(np.eye(N)), regions={}))))
+        table(TraceView(trace_of(replace(one_layer(np.eye(N)), regions={}))))
 
 
 @pytest.mark.parametrize(
@@ -409,11 +409,11 @@ def test_a_field_that_was_not_kept_is_named(name, needed):
     trace = replace(trace, arrays={n: a for n, a in trace.arrays.items() if n != name})
     for table in needed:
         with pytest.raises(UserError, match=f"does not keep '{name}'"):
-            table(Look(trace))
+            table(TraceView(trace))
 
 
 def test_a_random_look_is_not_even():
     """The worlds above have something to tell: masses that are not those of uniform attention."""
-    table = flow.flow(Look(case(0, "full")[1]))
+    table = flow.flow(TraceView(case(0, "full")[1]))
     assert table["ratio"].max() > 1.5
     assert table["ratio"].min() < 0.7

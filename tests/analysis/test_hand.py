@@ -47,7 +47,7 @@ def test_a_trace_by_hand_is_the_trace_of_a_decoding(layout, length, tmp_path):
     model = fs.load(fs.write_random(tmp_path / layout, layout=layout, **SHAPE), device="cpu")
     regions = fs.Regions.from_spans([{"question": [(0, 4)], "rest": [(3, length + 6)]}], length=length + 8)
     how = {"steps": 5} if layout == "llada" else {"stop": False}
-    out = fs.decode(model, [range(length)], new_tokens=8, regions=regions, watch=fs.Watch(keep="full"), **how)
+    out = fs.decode(model, [range(length)], new_tokens=8, regions=regions, watch=fs.Watch(level="full"), **how)
     real = out.trace
     world = world_of(real)
     by_hand = trace_of(world)

@@ -13,7 +13,7 @@ import pytest
 import slow
 from hand import KINDS, World, anything, attend, canvas, causal, growing, trace_of
 
-from floatscope.analysis import Look, heads
+from floatscope.analysis import TraceView, heads
 from floatscope.analysis.detectors import detector
 from floatscope.errors import UserError
 from floatscope.schema import FIELDS, GROUPS, HEAD_STATS, State
@@ -77,7 +77,7 @@ def test_a_dormant_head():
     A = np.stack([[[onto(7, 0.8), onto(7, 0.8)], [onto(7, 1 / N), onto(0, 1)]]] * 3)
     norms = [[0.2, 1.8], [0.3, 1.7]]
     trace = with_stats(trace_of(canvas(A, PROMPT)), lambda t, layer, head: (t + 1) * norms[layer][head])
-    table = heads.activity(Look(trace))
+    table = heads.activity(TraceView(trace))
     assert list(table.columns) == [
         "sample", "layer", "depth", "head", "anchor_mass", "first", "entropy", "output"
     ]  # fmt: skip
@@ -110,18 +110,20 @@ def test_anchors_of_several_keys_add_up():
     A[:, [3, 9, 20]] = [0.4, 0.3, 0.1]
     trace = with_stats(trace_of(canvas(A[None, None, None], PROMPT)), size)
     for by, wanted in {"topk(k=2)": 0.7, "topk(k=3)": 0.8, "rulli(eps=1)": 0.8, "rulli(eps=6)": 0.7}.items():
-        assert heads.activity(Look(trace, by))["anchor_mass"].tolist() == pytest.approx([wanted], rel=1e-5), by
+        assert heads.activity(TraceView(trace, by))["anchor_mass"].tolist() == pytest.approx([wanted], rel=1e-5), by
 
 
 def test_detectors_that_need_more_than_sixteen_keys():
-    table = heads.activity(Look(case(0, "full")[1], "gu(eps=0.1)"))
+    table = heads.activity(TraceView(case(0, "full")[1], "gu(eps=0.1)"))
     assert table["anchor_mass"].isna().all()
     assert table["output"].notna().all()
     assert np.isnan(heads.dormant(table))
 
 
 def test_heads_that_write_nothing():
-    table = heads.activity(Look(with_stats(trace_of(anything(0, "full")), lambda t, layer, head: 0.0), "topk(k=2)"))
+    table = heads.activity(
+        TraceView(with_stats(trace_of(anything(0, "full")), lambda t, layer, head: 0.0), "topk(k=2)")
+    )
     assert table["output"].isna().all()
 
 
@@ -141,7 +143,7 @@ def test_activity(seed, kind, by):
                 firsts.append(slow.mean_scale(A, range(len(A)), 0))
                 outputs.append(size(t, layer, head) / fmean(size(t, layer, h) for h in range(world.heads)))
             rows.append([trace.sample, layer, head, fmean(masses), fmean(firsts), fmean(outputs)])
-    table = heads.activity(Look(trace, by))
+    table = heads.activity(TraceView(trace, by))
     wanted = pd.DataFrame(rows, columns=["sample", "layer", "head", "anchor_mass", "first", "output"])
     pd.testing.assert_frame_equal(table[list(wanted.columns)], wanted, **NEAR)
     entropy = trace.arrays["head_stats"][steps][..., HEAD_STATS.index("entropy")].mean(0)
@@ -160,7 +162,7 @@ def test_masked_rows_that_look_at_each_other():
         A[t, 0, 0, PROMPT + t :, PROMPT + t :] = 0.6 / (10 - t)
         A[t, 0, 0, PROMPT + t :, :PROMPT] = 0.4 / PROMPT
     world = canvas(A, PROMPT)
-    look = Look(with_heads(trace_of(world), world))
+    look = TraceView(with_heads(trace_of(world), world))
     base = {"prompt": 30 / N, "masks": 5.5 / N, "committed": 4.5 / N}
     first = {"prompt": 0.4, "masks": 0.6, "committed": 0.0}
     table = heads.directed(look)
@@ -180,7 +182,7 @@ def test_masked_rows_that_look_at_each_other():
 def test_a_set_that_never_has_keys():
     """At the only step nothing is committed."""
     world = canvas(np.full((1, 2, 1, N, N), 1 / N), PROMPT)
-    table = heads.directed(Look(trace_of(world)))
+    table = heads.directed(TraceView(trace_of(world)))
     committed = table[table["set"] == "committed"]
     assert committed[["mass", "base"]].to_numpy().tolist() == [[0, 0]] * 2
     assert committed["ratio"].isna().all()
@@ -189,7 +191,7 @@ def test_a_set_that_never_has_keys():
 
 def test_steps_without_masked_rows_do_not_count():
     A = np.stack([np.broadcast_to(onto(key, 1), (1, 1, N, N)) for key in (3, 3, N - 1)])
-    table = heads.directed(Look(trace_of(canvas(A, PROMPT, when=[1] * 10)))).set_index("set")
+    table = heads.directed(TraceView(trace_of(canvas(A, PROMPT, when=[1] * 10)))).set_index("set")
     assert table["mass"].to_dict() == pytest.approx({"prompt": 1, "masks": 0, "committed": 0})
     assert table["base"].to_dict() == pytest.approx({"prompt": 0.75, "masks": 0.25, "committed": 0})
 
@@ -213,7 +215,10 @@ def test_directed(seed, kind):
             for head, found in masses.items():
                 told = [fmean(found), even, fmean(found) / even if even else np.nan]
                 (means if head is None else each).append([layer, 0 if head is None else head, name, *told])
-    for table, rows in ((heads.directed(Look(trace)).assign(head=0), means), (heads.directed_heads(Look(trace)), each)):
+    for table, rows in (
+        (heads.directed(TraceView(trace)).assign(head=0), means),
+        (heads.directed_heads(TraceView(trace)), each),
+    ):
         wanted = pd.DataFrame(rows, columns=["layer", "head", "set", "mass", "base", "ratio"])
         by = ["layer", "head", "set"]
         told = table[list(wanted.columns)].sort_values(by, ignore_index=True)
@@ -228,12 +233,12 @@ def test_directed(seed, kind):
 def test_models_without_masks(table, cached):
     A = attend(np.zeros((1, 1, N, N)), causal(N))
     with pytest.raises(UserError, match="trace of 'hand' has no masked rows"):
-        table(Look(trace_of(growing(A, PROMPT, cached=cached))))
+        table(TraceView(trace_of(growing(A, PROMPT, cached=cached))))
 
 
 def test_heads_that_were_not_kept():
     with pytest.raises(UserError, match=r"does not keep 'received_heads', .* keep=.heads. or more"):
-        heads.directed_heads(Look(trace_of(anything(0, "full"))))
+        heads.directed_heads(TraceView(trace_of(anything(0, "full"))))
 
 
 @pytest.mark.parametrize("name", ["head_stats", "top", "top_key", "moments", "uniform"])
@@ -241,4 +246,4 @@ def test_a_field_that_was_not_kept_is_named(name):
     trace = case(0, "full")[1]
     trace = replace(trace, arrays={n: a for n, a in trace.arrays.items() if n != name})
     with pytest.raises(UserError, match=f"does not keep '{name}'"):
-        heads.activity(Look(trace, "topk(k=2)"))
+        heads.activity(TraceView(trace, "topk(k=2)"))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hand import KINDS, World, anything, attend, canvas, trace_of
 
-from floatscope.analysis import Look
+from floatscope.analysis import TraceView
 from floatscope.analysis.influence import influence, influence_map, rank_correlation, ranks
 from floatscope.errors import UserError
 from floatscope.traces import Trace
@@ -70,7 +70,7 @@ def test_the_table_is_its_slow_restatement(seed, kind):
     keys = plain.arrays["tokens"].shape[1]
     values = rng.random((len(world.commits), keys)).round(1)  # with ties
     trace = moved(plain, values, rng.random(plain.arrays["received"].shape).round(1))
-    table = influence(Look(trace))
+    table = influence(TraceView(trace))
     assert list(table) == ["sample", "layer", "depth", *COLUMNS]
     assert table["layer"].tolist() == list(range(world.layers))
     wanted = [slow(world, trace, layer) for layer in range(world.layers)]
@@ -102,7 +102,7 @@ def graded(**more: object) -> Trace:
 
 def test_it_tells_what_goes_together():
     trace = moved(graded(), np.tile(LOUD, (N - PROMPT, 1)))
-    table = influence(Look(trace))
+    table = influence(TraceView(trace))
     assert table["depth"].tolist() == [0, 0.5, 1]
     for name in ("received", "received_all"):
         np.testing.assert_allclose(table[name], [1, -1, np.nan])
@@ -117,12 +117,12 @@ def test_a_map_has_a_row_per_step_that_sums_to_one():
     got = influence_map(moved(trace, values))
     want = [values[0], np.full(N, np.nan), values[1:3].mean(0), np.full(N, np.nan)]
     np.testing.assert_allclose(got, [row / row.sum() if row.sum() else row * np.nan for row in want], rtol=1e-6)
-    table = influence(Look(moved(trace, values)))  # the two steps that have something to rank
+    table = influence(TraceView(moved(trace, values)))  # the two steps that have something to rank
     np.testing.assert_allclose(table["received"], [1, -1, np.nan])
 
 
 def test_a_trace_without_it_is_refused():
     trace = graded()
-    for read in (lambda: influence(Look(trace)), lambda: influence_map(trace)):
+    for read in (lambda: influence(TraceView(trace)), lambda: influence_map(trace)):
         with pytest.raises(UserError, match=r"the trace of 'hand' has no influence; trace it with --influence, fs\."):
             read()

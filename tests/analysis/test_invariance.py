@@ -11,7 +11,7 @@ import torch
 from hand import KINDS, anything, trace_of
 
 import floatscope as fs
-from floatscope.analysis import Look, anchors, floating, measure
+from floatscope.analysis import TraceView, anchors, build_tables, floating
 from floatscope.traces import Trace
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -25,9 +25,9 @@ DETECTORS = ("zscore(k=1.5)", "rulli(eps=0.3)", "topk(k=3)", "gu(eps=0.08)")
 
 
 def same_tables(ours: list[Trace], theirs: list[Trace], by: str, leave: frozenset[str] = frozenset()) -> None:
-    one, two = measure(ours, by), measure(theirs, by)
+    one, two = build_tables(ours, by), build_tables(theirs, by)
     assert one.tables.keys() - leave == two.tables.keys() - leave
-    assert one.lacking.keys() - leave == two.lacking.keys() - leave
+    assert one.missing.keys() - leave == two.missing.keys() - leave
     for name, table in one.tables.items():
         if name not in leave:
             columns = [column for column in table.columns if column not in leave]
@@ -52,16 +52,18 @@ def test_heads_may_come_in_any_order(seed, kind):
         same_tables(
             [trace_of(world)], [trace_of(shuffled)], by, leave=frozenset({"heads", "qk", "activity", "retrieval"})
         )
-    each = [floating.heads(Look(trace_of(w)))["within"].to_numpy().reshape(-1, world.heads) for w in (world, shuffled)]
+    each = [
+        floating.heads(TraceView(trace_of(w)))["within"].to_numpy().reshape(-1, world.heads) for w in (world, shuffled)
+    ]
     np.testing.assert_array_equal(each[0][:, order], each[1])
-    found = [anchors.head_anchors(Look(trace_of(w), "rulli(eps=1)")).sum(-1) for w in (world, shuffled)]
+    found = [anchors.head_anchors(TraceView(trace_of(w), "rulli(eps=1)")).sum(-1) for w in (world, shuffled)]
     np.testing.assert_array_equal(found[0][:, :, order], found[1])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_traces_may_come_in_any_order(kind):
     traces = [trace_of(anything(seed, kind), f"{seed}") for seed in range(3)]
-    one, two = (measure(t, "rulli(eps=1)").tables for t in (traces, traces[::-1]))
+    one, two = (build_tables(t, "rulli(eps=1)").tables for t in (traces, traces[::-1]))
     for name, table in one.items():
         columns = list(table.columns)
         pd.testing.assert_frame_equal(
@@ -102,7 +104,7 @@ def decoded(request, tmp_path_factory) -> tuple[list[Trace], list[Trace]]:
 @pytest.mark.parametrize("by", DETECTORS)
 def test_a_padded_batch_gives_the_tables_of_its_samples(decoded, by):
     together, alone = decoded
-    assert set(measure(together, by).lacking) == ({"qk"} if by.startswith("gu") else set())
+    assert set(build_tables(together, by).missing) == ({"qk"} if by.startswith("gu") else set())
     same_tables(together, alone, by)
 
 
@@ -129,5 +131,5 @@ def test_a_cached_model_and_the_same_without_a_cache(tmp_path):
     assert watched.meta["rows"] == "all"
     for by in DETECTORS:  # but for what is not watched with a cache, or without a decoding
         same_tables([spelled_out(cached)], [spelled_out(watched)], by, OF_HEADS | OF_COMMITS)
-    maps = [floating.mean_map([Look(trace)], layer=1) for trace in (cached, watched)]
+    maps = [floating.mean_map([TraceView(trace)], layer=1) for trace in (cached, watched)]
     np.testing.assert_allclose(*maps, rtol=1e-4, atol=1e-6)

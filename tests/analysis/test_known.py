@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from hand import BOS, COMMA, LINE, STOP, WORDS, World, canvas, causal, full, growing, trace_of
 
-from floatscope.analysis import Look, absorption, anchors, depth, detect, floating, floating_index
+from floatscope.analysis import TraceView, absorption, anchors, depth, detect, floating, floating_index
 from floatscope.analysis.tokens import CLASSES
 from floatscope.traces import Trace
 
@@ -52,7 +52,7 @@ def each_layer(table: pd.DataFrame, column: str) -> list[float]:
 @pytest.mark.parametrize("key", [0, 7])
 def test_a_sink_under_full_attention(key):
     trace = anchored([key] * STEPS)
-    look = Look(trace)
+    look = TraceView(trace)
     assert (look.top == key).all()
     assert (look.anchors == (np.arange(N) == key)).all()
     np.testing.assert_allclose(look.lift[..., key], 20, rtol=1e-6)
@@ -78,7 +78,7 @@ def test_a_sink_under_a_causal_mask(kind):
     else:
         world = growing(np.broadcast_to(A, (LAYERS, HEADS, N, N)), N - STEPS + 1, cached=kind == "cached")
     trace = trace_of(world)
-    look = Look(trace)
+    look = TraceView(trace)
     assert (look.top == 0).all()
     assert (look.anchors == (np.arange(N) == 0)).all()
     table = absorption([trace], per_step=True).set_index(["set", "layer", "step"])
@@ -102,7 +102,7 @@ def test_a_sink_does_not_float(kind):
     else:
         whole = np.broadcast_to(drawn(key, see=causal(N)), (LAYERS, HEADS, N, N))
         trace = trace_of(growing(whole, N - STEPS + 1))
-    look = Look(trace)
+    look = TraceView(trace)
     index = floating_index(floating.tops(look))
     assert each_layer(index, "within") == each_layer(index, "across") == [0, 0]
     lives = floating.lifetimes(look)
@@ -120,7 +120,7 @@ def test_a_sink_does_not_float(kind):
 def test_only_one_layer_has_the_sink():
     A = steps_of([drawn(None)] * STEPS)
     A[:, 1] = drawn(7)
-    look = Look(trace_of(canvas(A, 30)))
+    look = TraceView(trace_of(canvas(A, 30)))
     assert anchors.counts(look)[["anchors", "share", "per_head"]].to_numpy().tolist() == [[0, 0, 0], [1, 1 / N, 1]]
     over = floating.over_layers(look)
     assert (over["displacement"] == 7).all()  # the first of equal keys is the top of the layer without one
@@ -131,7 +131,7 @@ def test_a_head_is_counted_by_itself():
     A = steps_of([drawn(None)] * STEPS)
     A[:, 0, 0], A[:, 0, 1], A[:, 1, 2] = drawn(3), drawn(5), drawn(7)
     for by in ("zscore", "rulli"):
-        counts = anchors.counts(Look(trace_of(canvas(A, 30)), by))
+        counts = anchors.counts(TraceView(trace_of(canvas(A, 30)), by))
         assert each_layer(counts, "per_head") == pytest.approx([2 / 3, 1 / 3])
 
 
@@ -143,7 +143,7 @@ def test_an_anchor_that_follows_the_mask(direction):
     """It sits on the outermost mask, which is filled at every step, from the left or from the right."""
     path = list(range(30, 40))[::direction]
     trace = anchored(path, when=range(10)[::direction])
-    look = Look(trace)
+    look = TraceView(trace)
     assert look.top.T.tolist() == [path] * LAYERS
     index = floating_index(floating.tops(look))
     assert each_layer(index, "within") == pytest.approx([0.9, 0.9])
@@ -164,7 +164,7 @@ def test_an_anchor_that_follows_the_mask(direction):
 
 
 def test_an_anchor_at_the_end_of_the_block():
-    drift = floating.drift(Look(anchored([34] * 5 + [39] * 5, when=range(10), block=5)))
+    drift = floating.drift(TraceView(anchored([34] * 5 + [39] * 5, when=range(10), block=5)))
     assert each_layer(drift, "block end") == pytest.approx([1, 1])
     assert each_layer(drift, "changes") == [1, 1]
     assert each_layer(drift, "displacement") == [5, 5]
@@ -184,21 +184,21 @@ def test_an_anchor_at_the_end_of_the_block():
     ],
 )
 def test_the_life_of_one_anchor(path, wanted):
-    lives = floating.lifetimes(Look(anchored(path)))
+    lives = floating.lifetimes(TraceView(anchored(path)))
     for kind in LIVES:
         assert each_layer(lives, kind) == [int(kind == wanted)] * LAYERS
     assert each_layer(lives, "length") == [path.count(7)] * LAYERS
 
 
 def test_an_anchor_that_is_followed_by_another_moves():
-    lives = floating.lifetimes(Look(anchored([7] * 4 + [9] * 6)))
+    lives = floating.lifetimes(TraceView(anchored([7] * 4 + [9] * 6)))
     assert lives[[*LIVES, "runs", "length"]].to_numpy().tolist() == [[0, 0, 0, 2, 2, 5]] * LAYERS
-    index = floating_index(floating.tops(Look(anchored([7] * 4 + [9] * 6))))
+    index = floating_index(floating.tops(TraceView(anchored([7] * 4 + [9] * 6))))
     assert each_layer(index, "within") == pytest.approx([0.4, 0.4])
 
 
 def test_an_anchor_that_comes_back_has_two_runs():
-    lives = floating.lifetimes(Look(anchored([7] * 3 + [None] * 3 + [7] * 4)))
+    lives = floating.lifetimes(TraceView(anchored([7] * 3 + [None] * 3 + [7] * 4)))
     assert lives[[*LIVES, "runs", "length"]].to_numpy().tolist() == [[0, 0, 1, 1, 2, 3.5]] * LAYERS
 
 
@@ -207,7 +207,7 @@ def test_ninety_percent_is_enough(steps, length):
     """Also where 0.9 · steps, rounded, is more than it."""
     for run, kind in ((length, "static"), (length - 1, "vanishing")):
         world = canvas(np.stack([drawn(7 if t < run else None)[None, None] for t in range(steps)]), 30)
-        assert floating.lifetimes(Look(trace_of(world)))[kind].tolist() == [1]
+        assert floating.lifetimes(TraceView(trace_of(world)))[kind].tolist() == [1]
 
 
 def test_a_split_anchor():
@@ -215,13 +215,13 @@ def test_a_split_anchor():
     A = drawn(12, 0.8)
     A[20:] = drawn(3, 0.8)[20:]
     world = canvas(steps_of([A] * 4), 20, when=[2] * 20)  # none masked at the last step
-    look = Look(trace_of(world))
+    look = TraceView(trace_of(world))
     assert [set(np.flatnonzero(found)) for found in look.anchors[:, 0]] == [{3, 12}] * 4
     assert each_layer(floating.lifetimes(look), "split") == [1, 1]
 
 
 def test_rows_that_look_at_one_place_are_not_split():
-    assert each_layer(floating.lifetimes(Look(anchored([3] * 4))), "split") == [0, 0]
+    assert each_layer(floating.lifetimes(TraceView(anchored([3] * 4))), "split") == [0, 0]
 
 
 def test_two_tops_of_which_one_is_no_anchor_are_not_split():
@@ -229,7 +229,7 @@ def test_two_tops_of_which_one_is_no_anchor_are_not_split():
     A[20:] = drawn(None)[20:]
     A[20:, 3] += 0.001
     A[20:] /= A[20:].sum(1, keepdims=True)
-    look = Look(trace_of(canvas(steps_of([A] * 4), 20, when=[3] * 20)))
+    look = TraceView(trace_of(canvas(steps_of([A] * 4), 20, when=[3] * 20)))
     assert [set(np.flatnonzero(found)) for found in look.anchors[:, 0]] == [{12}] * 4
     assert each_layer(floating.lifetimes(look), "split") == [0, 0]
 
@@ -247,7 +247,7 @@ def test_uniform_attention_has_no_anchors(kind):
     trace = trace_of(world)
     for by in DETECTORS:
         assert not detect(trace, by).any(), by
-        look = Look(trace, by)
+        look = TraceView(trace, by)
         counts = anchors.counts(look)
         assert (counts[["anchors", "share"]] == 0).all(axis=None)
         assert by == "gu" or (counts["per_head"] == 0).all()
@@ -261,7 +261,7 @@ def test_uniform_attention_has_no_anchors(kind):
         assert identity[["share", "ratio"]].isna().all(axis=None)
         assert identity["base"].sum() == pytest.approx(1)
         assert anchors.strings(look).empty
-    look = Look(trace)
+    look = TraceView(trace)
     lift = look.lift[np.isfinite(look.lift)]
     assert lift.size
     np.testing.assert_allclose(lift, 1, rtol=1e-6)
@@ -299,7 +299,7 @@ def test_rounding_is_no_anchor_and_little_more_attention_is(more, wanted):
     """However alike the other keys are: a z-score knows no size."""
     A = drawn(None)
     A[:, 7] *= 1 + more
-    look = Look(trace_of(canvas(steps_of([A / A.sum(1, keepdims=True)]), 30)))
+    look = TraceView(trace_of(canvas(steps_of([A / A.sum(1, keepdims=True)]), 30)))
     assert anchors.counts(look)[["anchors", "per_head"]].to_numpy().tolist() == [[wanted, wanted]] * LAYERS
     assert detect(look.trace, "soft").any() == wanted
 
@@ -309,7 +309,7 @@ def test_rounding_is_no_anchor_and_little_more_attention_is(more, wanted):
 
 def test_two_texts_with_their_anchors_at_different_places():
     traces = [anchored([key] * STEPS, sample=name) for name, key in {"one": 9, "two": 5, "three": 9}.items()]
-    index = floating_index(pd.concat([floating.tops(Look(trace)) for trace in traces]))
+    index = floating_index(pd.concat([floating.tops(TraceView(trace)) for trace in traces]))
     assert (index["within"] == 0).all()
     assert index.groupby("sample")["across"].mean().to_dict() == {"one": 0, "two": 1, "three": 0}
     assert index["third"].tolist() == ["shallow", "deep"] * 3
@@ -317,24 +317,24 @@ def test_two_texts_with_their_anchors_at_different_places():
 
 def test_of_two_places_as_frequent_the_earlier_is_the_mode():
     traces = [anchored([key] * STEPS, sample=name) for name, key in {"one": 9, "two": 5}.items()]
-    index = floating_index(pd.concat([floating.tops(Look(trace)) for trace in traces]))
+    index = floating_index(pd.concat([floating.tops(TraceView(trace)) for trace in traces]))
     assert index.groupby("sample")["across"].mean().to_dict() == {"one": 1, "two": 0}
 
 
 def test_a_text_floats_within_and_all_texts_alike_across():
     traces = [anchored([3, 3, 3, 8], sample=name) for name in "ab"]
-    index = floating_index(pd.concat([floating.tops(Look(trace)) for trace in traces]))
+    index = floating_index(pd.concat([floating.tops(TraceView(trace)) for trace in traces]))
     assert (index["within"] == 0.25).all()
     assert (index["across"] == 0.25).all()
 
 
 def test_maps_of_two_tasks():
-    first = floating.mean_map([Look(anchored([0] * STEPS, 1.0))], 0, keys=40)
-    last = floating.mean_map([Look(anchored([39] * STEPS, 1.0))], 0, keys=40)
+    first = floating.mean_map([TraceView(anchored([0] * STEPS, 1.0))], 0, keys=40)
+    last = floating.mean_map([TraceView(anchored([39] * STEPS, 1.0))], 0, keys=40)
     assert (first[:, 0] == 1).all()
     assert (last[:, 39] == 1).all()
     assert floating.map_distance(first, last) == 1
-    both = floating.mean_map([Look(anchored([key] * STEPS, 1.0)) for key in (0, 39)], 0, keys=40)
+    both = floating.mean_map([TraceView(anchored([key] * STEPS, 1.0)) for key in (0, 39)], 0, keys=40)
     assert floating.map_distance(first, both) == 0.5
 
 
@@ -345,7 +345,7 @@ def test_the_class_of_an_anchor_and_how_common_it_is():
     """Four of 40 tokens are punctuation, ten are masks at first and none at the end."""
     tokens = np.array([BOS, *np.resize(list(WORDS), N - 1)])
     tokens[[3, 12, 20, 25]], tokens[8] = [STOP, STOP, STOP, COMMA], LINE
-    look = Look(anchored([3, 12, 20, 3], tokens=tokens, when=[0] * 5 + [1] * 5))
+    look = TraceView(anchored([3, 12, 20, 3], tokens=tokens, when=[0] * 5 + [1] * 5))
     table = anchors.identity(look).set_index("class")
     masks = (10 + 5) / (4 * N)
     assert table["share"].to_dict() == {**dict.fromkeys(table.index, 0.0), "punctuation": 1.0}
@@ -362,7 +362,7 @@ def test_a_bos_inside_the_text_is_special_and_template_words_are_template():
     tokens = np.array([BOS, *np.resize(list(WORDS), N - 1)])
     tokens[4], tokens[5], tokens[6] = BOS, STOP, LINE
     world = canvas(steps_of([drawn(4)]), 30, tokens=tokens, regions={"template": [0, 4, 5, 6, 7, 35]})
-    classes = Look(trace_of(world)).classes[0]
+    classes = TraceView(trace_of(world)).classes[0]
     named = [CLASSES[c] for c in classes]
     assert named[:9] == [
         "bos", "content", "content", "content", "special", "template", "template", "template", "content"
@@ -376,7 +376,7 @@ def test_a_bos_inside_the_text_is_special_and_template_words_are_template():
 def test_sinks_by_their_rule():
     """One head has a sink at the first key, one elsewhere, one a weak one, one none."""
     A = np.stack([[[drawn(0), drawn(7)], [drawn(0, 0.2), drawn(None)]]] * STEPS)
-    look = Look(trace_of(canvas(A, 30)))
+    look = TraceView(trace_of(canvas(A, 30)))
     assert anchors.sinks(look)[["first", "anywhere"]].to_numpy().tolist() == [[0.25, 0.5]]
     assert anchors.sinks(look, eps=0.1)[["first", "anywhere"]].to_numpy().tolist() == [[0.5, 0.75]]
     assert anchors.sinks(look, eps=0.6)[["first", "anywhere"]].to_numpy().tolist() == [[0, 0]]
@@ -388,7 +388,7 @@ def test_the_first_key_under_a_window_is_judged_by_the_rows_that_see_it():
     """It gets .5 of the six rows that may see it, 7.5 % of all attention."""
     at = np.arange(N)
     see = (at[:, None] - at >= 0) & (at[:, None] - at <= 5)
-    look = Look(trace_of(canvas(steps_of([drawn(0, see=see)]), 30, see)))
+    look = TraceView(trace_of(canvas(steps_of([drawn(0, see=see)]), 30, see)))
     assert anchors.sinks(look, eps=0.5)["first"].tolist() == [1]  # row 0 gives it all: 3.5 of 6
     assert anchors.sinks(look, eps=0.6)["first"].tolist() == [0]
 
@@ -396,13 +396,13 @@ def test_the_first_key_under_a_window_is_judged_by_the_rows_that_see_it():
 def test_the_sweep_drops_an_anchor_where_eps_passes_it():
     mass = 0.2
     above = mass * N - (1 - mass) * N / (N - 1)  # 7.18
-    table = anchors.sweep(Look(anchored([7] * 3, mass)))
+    table = anchors.sweep(TraceView(anchored([7] * 3, mass)))
     assert table["eps"].tolist() == [k / 2 for k in range(21)]
     assert table["share"].tolist() == pytest.approx([1 - 1 / N if eps < above else 1 for eps in table["eps"]])
 
 
 def test_one_key_that_takes_everything():
-    spread = anchors.concentration(Look(anchored([7] * 3, 1.0)))
+    spread = anchors.concentration(TraceView(anchored([7] * 3, 1.0)))
     for column, value in {
         "row_entropy": 0, "gini": (N - 1) / N, "column_entropy": 0, "top_1": 1, "top_5": 1
     }.items():  # fmt: skip
@@ -436,7 +436,7 @@ def looking_at(names: list[str]) -> World:
     ],
 )
 def test_content_overtakes_structure(names, crossing):
-    look = Look(trace_of(looking_at(names)))
+    look = TraceView(trace_of(looking_at(names)))
     table = depth.structure(look)
     for layer, name in enumerate(names):
         shares = table[table["layer"] == layer].set_index("set")["share"]
@@ -449,7 +449,7 @@ def test_content_overtakes_structure(names, crossing):
 
 def test_crossing_is_that_of_the_mean_over_texts():
     texts = {"a": ["structure", "content"], "b": ["structure", "content"], "c": ["content", "content"]}
-    tables = [depth.structure(Look(trace_of(looking_at(names), sample))) for sample, names in texts.items()]
+    tables = [depth.structure(TraceView(trace_of(looking_at(names), sample))) for sample, names in texts.items()]
     assert depth.crossing(pd.concat(tables)) == 1
 
 
@@ -458,7 +458,9 @@ def test_other_documents_are_those_that_are_not_gold():
     A = drawn(None)
     A[39] = np.isin(np.arange(N), range(10, 18)) / 8
     regions = {"document 1": range(8, 12), "document 2": range(12, 20), "gold": range(8, 12), "question": range(5)}
-    table = depth.answer_rows(Look(trace_of(canvas(steps_of([A]), 39, regions=regions)))).set_index(["region", "layer"])
+    table = depth.answer_rows(TraceView(trace_of(canvas(steps_of([A]), 39, regions=regions)))).set_index(
+        ["region", "layer"]
+    )
     wanted = {"gold": (2 / 8, 4 / N), "other documents": (6 / 8, 8 / N), "question": (0, 5 / N)}
     for region, (mass, base) in wanted.items():
         assert table.loc[(region, 1), ["mass", "base", "ratio"]].tolist() == pytest.approx([mass, base, mass / base])
@@ -473,7 +475,7 @@ def test_answer_rows_look_at_gold_and_the_others_do_not():
         A[35 + t, [11, 12]] = 0.3
         steps.append(A)
     regions = {"gold": [10, 11, 12], "question": range(20, 30)}
-    look = Look(trace_of(canvas(steps_of(steps), 35, regions=regions)))
+    look = TraceView(trace_of(canvas(steps_of(steps), 35, regions=regions)))
     table = depth.answer_rows(look).set_index(["region", "layer"])
     for layer in range(LAYERS):
         mass = 0.6 + 0.4 / 38
@@ -486,7 +488,7 @@ def test_each_head_has_a_path_of_its_own():
     A = steps_of([drawn(None)] * STEPS)
     for t in range(STEPS):
         A[t, 0, 0], A[t, 0, 1], A[t, 1, 2] = drawn(3), drawn(10 + t), drawn(5 if t % 2 else 8)
-    table = floating.heads(Look(trace_of(canvas(A, 30)))).set_index(["layer", "head"])
+    table = floating.heads(TraceView(trace_of(canvas(A, 30)))).set_index(["layer", "head"])
     assert table.loc[(0, 0), ["within", "changes"]].tolist() == [0, 0]
     assert table.loc[(0, 1), ["within", "changes"]].tolist() == pytest.approx([1 - 1 / STEPS, STEPS - 1])
     assert table.loc[(1, 2), ["within", "changes"]].tolist() == pytest.approx([1 - (STEPS + 1) // 2 / STEPS, STEPS - 1])
@@ -495,7 +497,7 @@ def test_each_head_has_a_path_of_its_own():
 def test_layers_that_share_an_anchor_and_layers_that_do_not():
     A = steps_of([drawn(4)] * STEPS)
     A[1, 1] = drawn(9)
-    over = floating.over_layers(Look(trace_of(canvas(A, 30))))
+    over = floating.over_layers(TraceView(trace_of(canvas(A, 30))))
     assert over["jaccard_next"].tolist() == [1, 0, *[1] * (STEPS - 2)]
 
 

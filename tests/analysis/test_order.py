@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 from hand import BOS, COMMA, END, LINE, STOP, WORDS, World, attend, canvas, causal, growing, trace_of
 
-from floatscope.analysis import Look
+from floatscope.analysis import TraceView
 from floatscope.analysis.order import arness, commits, coupling, kendall, order, trajectory
 from floatscope.errors import UserError
 from floatscope.schema import State
@@ -29,21 +29,21 @@ def even(n: int, steps: int) -> np.ndarray:
     return np.full((steps, 2, 1, n, n), 1 / n)
 
 
-def filled(when: Sequence[int], answer: Sequence[int] | None = None, sample: str = "hand") -> Look:
+def filled(when: Sequence[int], answer: Sequence[int] | None = None, sample: str = "hand") -> TraceView:
     """A canvas whose i-th mask is filled at step `when[i]`, by `answer[i]`."""
     tokens = np.array([BOS, *[W] * (PROMPT - 1), *(answer or [W] * len(when))])
     world = canvas(even(PROMPT + len(when), max(when) + 1), PROMPT, when=when, tokens=tokens)
-    return Look(trace_of(world, sample))
+    return TraceView(trace_of(world, sample))
 
 
-def written(new: int = 8) -> Look:
+def written(new: int = 8) -> TraceView:
     """An autoregressive model's text."""
     total = PROMPT + new - 1
     whole = np.broadcast_to(causal(total) / causal(total).sum(1, keepdims=True), (2, 1, total, total))
-    return Look(trace_of(growing(whole, PROMPT)))
+    return TraceView(trace_of(growing(whole, PROMPT)))
 
 
-def one(look: Look) -> pd.Series:
+def one(look: TraceView) -> pd.Series:
     table = order(look)
     assert len(table) == 1
     return table.iloc[0]
@@ -184,7 +184,7 @@ def test_a_single_commit():
 def test_the_template_says_nothing_of_what_is_written():
     """Its words may stand at the first positions of the canvas; commits are classed by their own text."""
     world = canvas(even(PROMPT + 3, 3), PROMPT, when=[0, 1, 2], regions={"template": range(6)})
-    assert commits(Look(trace_of(world)))["class"].tolist() == ["content"] * 3
+    assert commits(TraceView(trace_of(world)))["class"].tolist() == ["content"] * 3
 
 
 def gapped(world: World, given: Sequence[int]) -> World:
@@ -201,14 +201,14 @@ def gapped(world: World, given: Sequence[int]) -> World:
 
 def test_positions_are_counted_among_those_to_be_filled():
     world = canvas(even(PROMPT + 6, 6), PROMPT, when=range(6))
-    look = Look(trace_of(gapped(world, [PROMPT + 1, PROMPT + 4])))
+    look = TraceView(trace_of(gapped(world, [PROMPT + 1, PROMPT + 4])))
     assert commits(look)["position"].tolist() == [0, 1, 2, 3]
     assert arness(look, (1, 3))["local"].tolist() == [1, 1]
 
 
 def test_what_was_never_filled_is_a_mask_to_the_left():
     world = canvas(even(PROMPT + 4, 4), PROMPT, when=range(4))
-    look = Look(trace_of(replace(world, commits=world.commits[1:])))
+    look = TraceView(trace_of(replace(world, commits=world.commits[1:])))
     assert commits(look)[["position", "positions"]].to_numpy().tolist() == [[1, 4], [2, 4], [3, 4]]
     assert arness(look, (1, 2))["global"].tolist() == [0, 1]
 
@@ -223,7 +223,7 @@ def test_the_trajectory_of_a_run():
 
 def test_the_trajectory_of_what_is_never_filled():
     world = canvas(even(PROMPT + 3, 3), PROMPT, when=[0, 1, 2])
-    table = commits(Look(trace_of(replace(world, commits=world.commits[:2]))))
+    table = commits(TraceView(trace_of(replace(world, commits=world.commits[:2]))))
     shares = trajectory(table).pivot(index="step", columns="position", values="share")
     assert shares.to_numpy().tolist() == [[1, 0, 0], [1, 1, 0]]
 
@@ -242,7 +242,7 @@ def anchored(path: Sequence[int], when: Sequence[int]) -> World:
 
 
 def coupled(world: World) -> pd.DataFrame:
-    return coupling(Look(trace_of(world))).set_index(["layer", "lag"])
+    return coupling(TraceView(trace_of(world))).set_index(["layer", "lag"])
 
 
 def test_the_top_key_is_where_the_next_commit_falls():
@@ -309,9 +309,9 @@ def anything(seed: int, kind: str) -> World:
 
 
 @functools.cache
-def case(seed: int, kind: str) -> tuple[World, Look]:
+def case(seed: int, kind: str) -> tuple[World, TraceView]:
     world = anything(seed, kind)
-    return world, Look(trace_of(world, f"{kind}-{seed}"))
+    return world, TraceView(trace_of(world, f"{kind}-{seed}"))
 
 
 def filling(world: World) -> tuple[list[tuple[int, int, int]], int]:
@@ -437,17 +437,17 @@ ASKED = [commits, order, arness, coupling]
 def test_without_commits(ask):
     world = canvas(attend(np.zeros((2, 1, 1, 24, 24))), PROMPT)
     with pytest.raises(UserError, match="'hand' has no commits, so it knows no order; trace a decoding, step by step"):
-        ask(Look(trace_of(replace(world, commits=()))))
+        ask(TraceView(trace_of(replace(world, commits=()))))
 
 
 @pytest.mark.parametrize("ask", ASKED)
 def test_a_finished_text_has_no_order(ask):
     with pytest.raises(UserError, match="'hand' is of the finished text alone, so it knows no order"):
-        ask(Look(trace_of(canvas(even(24, 1), PROMPT), state="final")))
+        ask(TraceView(trace_of(canvas(even(24, 1), PROMPT), state="final")))
 
 
 @pytest.mark.parametrize("ask", [commits, order])
 def test_without_pieces(ask):
     trace = trace_of(canvas(even(24, 2), PROMPT))
     with pytest.raises(UserError, match="'hand' does not say what its tokens are"):
-        ask(Look(replace(trace, meta={"family": "mdm"})))
+        ask(TraceView(replace(trace, meta={"family": "mdm"})))

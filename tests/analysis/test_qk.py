@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hand import World, attend, canvas, causal, full, trace_of
 
-from floatscope.analysis import Look, absorption
+from floatscope.analysis import TraceView, absorption
 from floatscope.analysis.depth import structure
 from floatscope.analysis.qk import attribution, norms, qk
 from floatscope.errors import UserError
@@ -91,7 +91,7 @@ def net(seed: int, mask: str, n: int = 30, steps: int = 2, layers: int = 2, head
 @pytest.mark.parametrize("seed", range(4))
 def test_advantage_and_attribution_equal_the_dense_ones(seed, mask):
     one = net(seed, mask)
-    table = qk(Look(trace_of(one.world), "zscore(k=1.5)"))
+    table = qk(TraceView(trace_of(one.world), "zscore(k=1.5)"))
     steps, layers, heads = one.q.shape[:3]
     assert len(table) == layers * heads
     met = 0
@@ -140,7 +140,7 @@ def one_anchor(direction: float, length: float) -> Net:
 
 
 def test_an_anchor_by_its_angle_alone():
-    table = qk(Look(trace_of(one_anchor(direction=1.0, length=1.0).world)))
+    table = qk(TraceView(trace_of(one_anchor(direction=1.0, length=1.0).world)))
     shares = attribution(table).iloc[0]
     assert table["anchors"].tolist() == [1]
     np.testing.assert_allclose(table["norm"], 0, atol=1e-6)
@@ -149,7 +149,7 @@ def test_an_anchor_by_its_angle_alone():
 
 
 def test_an_anchor_by_its_norm_alone():
-    table = qk(Look(trace_of(one_anchor(direction=0.2, length=20.0).world)))
+    table = qk(TraceView(trace_of(one_anchor(direction=0.2, length=20.0).world)))
     shares = attribution(table).iloc[0]
     assert table["anchors"].tolist() == [1]
     np.testing.assert_allclose(table["cos"], 0, atol=1e-6)
@@ -159,7 +159,7 @@ def test_an_anchor_by_its_norm_alone():
 
 def test_a_head_without_anchors_has_no_advantage():
     flat = one_anchor(direction=0.2, length=1.0)
-    table = qk(Look(trace_of(flat.world)))
+    table = qk(TraceView(trace_of(flat.world)))
     assert table["anchors"].tolist() == [0]
     assert table[["qk", "cos", "norm", "angle_lost", "norm_lost"]].isna().all(axis=None)
     assert attribution(table)[["angle", "norm"]].isna().all(axis=None)
@@ -167,7 +167,7 @@ def test_a_head_without_anchors_has_no_advantage():
 
 def test_a_detector_that_does_not_judge_heads_is_named():
     with pytest.raises(UserError, match=r"gu.* does not judge single heads"):
-        qk(Look(trace_of(net(0, "full").world), "gu"))
+        qk(TraceView(trace_of(net(0, "full").world), "gu"))
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -177,7 +177,7 @@ def test_norms_are_ratios_to_the_median_of_other_keys(seed, mask):
     trace = trace_of(one.world)
     stream = np.random.default_rng(seed).random(trace.arrays["residual"].shape).astype(np.float32)
     trace = type(trace)(trace.sample, {**trace.arrays, "residual": stream}, trace.axes, trace.coords, trace.meta)
-    look = Look(trace, "zscore(k=1.5)")
+    look = TraceView(trace, "zscore(k=1.5)")
     table = norms(look).set_index(["set", "layer"])
     for layer in range(one.q.shape[1]):
         seen: dict[str, list[list[float]]] = {"first": [], "anchors": []}
@@ -199,7 +199,7 @@ def test_norms_are_ratios_to_the_median_of_other_keys(seed, mask):
 @pytest.mark.parametrize("mask", MASKS)
 def test_what_is_moved_is_attention_times_the_values_norm(mask):
     one = net(1, mask)
-    look = Look(trace_of(one.world), "zscore(k=1.5)")
+    look = TraceView(trace_of(one.world), "zscore(k=1.5)")
     moved = np.einsum("tlhij,tlhj->tlj", one.A, one.o)
     moved /= moved.sum(-1, keepdims=True)
     first = absorption([look.trace], "zscore(k=1.5)").query("set == 'first'")

@@ -11,7 +11,7 @@ import pytest
 import slow
 from hand import KINDS, PIECES, anything, trace_of
 
-from floatscope.analysis import Look, absorption, anchors, depth, detect, floating, floating_index
+from floatscope.analysis import TraceView, absorption, anchors, depth, detect, floating, floating_index
 from floatscope.analysis.detectors import detector, soft_weights
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -144,7 +144,7 @@ def test_counts(seed, kind, by):
                 "per_head": per_head,
             }
         )
-    same(anchors.counts(Look(trace, by)), wanted, ["layer"])
+    same(anchors.counts(TraceView(trace, by)), wanted, ["layer"])
 
 
 @worlds
@@ -162,10 +162,10 @@ def test_identity_and_strings(seed, kind, by):
         wanted.append(
             {"sample": trace.sample, "class": name, "share": share, "base": base.get(name, 0.0), "ratio": ratio}
         )
-    same(anchors.identity(Look(trace, by)), wanted, ["class"])
+    same(anchors.identity(TraceView(trace, by)), wanted, ["class"])
     tokens = slow.frequencies(int(world.tokens[t][j]) for t, j in cells)
     there = slow.frequencies(int(world.tokens[t][j]) for t, j in canvases)
-    told = anchors.strings(Look(trace, by)).set_index("token")
+    told = anchors.strings(TraceView(trace, by)).set_index("token")
     assert set(told.index) == {PIECES[i] for i in tokens}
     for i, share in tokens.items():
         assert told.loc[PIECES[i], "share"] == pytest.approx(share)
@@ -181,7 +181,7 @@ def test_concentration(seed, kind):
         heads = each.loc[watched(seed, kind), ["row_entropy", "gini"]].mean()
         columns = each[["column_entropy", "top_1", "top_5"]].mean()
         wanted.append({"layer": layer, "depth": depths(world.layers)[layer], **heads, **columns})
-    same(anchors.concentration(Look(trace)), wanted, ["layer"])
+    same(anchors.concentration(TraceView(trace)), wanted, ["layer"])
 
 
 @worlds
@@ -189,13 +189,17 @@ def test_concentration(seed, kind):
 def test_sinks(seed, kind, eps):
     world, trace = case(seed, kind)
     first, anywhere = slow.sink_rates(world, eps, watched(seed, kind))
-    same(anchors.sinks(Look(trace), eps), [{"sample": trace.sample, "first": first, "anywhere": anywhere}], ["sample"])
+    same(
+        anchors.sinks(TraceView(trace), eps),
+        [{"sample": trace.sample, "first": first, "anywhere": anywhere}],
+        ["sample"],
+    )
 
 
 @worlds
 def test_sweep(seed, kind):
     world, trace = case(seed, kind)
-    table = anchors.sweep(Look(trace))
+    table = anchors.sweep(TraceView(trace))
     assert table["eps"].tolist() == [k / 2 for k in range(21)]
     for eps, share in zip(table["eps"], table["share"], strict=True):
         assert share == pytest.approx(slow.not_anchors(world, eps), abs=1e-6), eps
@@ -209,14 +213,14 @@ def test_tops(seed, kind):
         for layer in range(world.layers)
         for t, j in enumerate(slow.path(world, layer))
     ]
-    same(floating.tops(Look(trace)), wanted, ["layer", "step"])
+    same(floating.tops(TraceView(trace)), wanted, ["layer", "step"])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_floating_index(kind):
     """Of three texts of different lengths, with the layers they have in common."""
     texts = [case(seed, kind) for seed in range(3)]
-    table = floating_index(pd.concat([floating.tops(Look(trace)) for _, trace in texts]))
+    table = floating_index(pd.concat([floating.tops(TraceView(trace)) for _, trace in texts]))
     paths = {layer: [] for layer in range(3)}
     for world, _ in texts:
         for layer in range(world.layers):
@@ -266,7 +270,7 @@ def test_drift(seed, kind, by):
                 **{name: slow.pearson(path, front) for name, front in slow.frontiers(world).items()},
             }
         )
-    same(floating.drift(Look(trace, by)), wanted, ["layer"], {**NEAR, "rtol": 1e-4, "atol": 1e-5})
+    same(floating.drift(TraceView(trace, by)), wanted, ["layer"], {**NEAR, "rtol": 1e-4, "atol": 1e-5})
 
 
 @worlds
@@ -288,7 +292,7 @@ def test_lifetimes(seed, kind, by):
                 "split": slow.split(world, layer, keys),
             }
         )
-    same(floating.lifetimes(Look(trace, by)), wanted, ["layer"])
+    same(floating.lifetimes(TraceView(trace, by)), wanted, ["layer"])
 
 
 @worlds
@@ -307,7 +311,7 @@ def test_over_layers(seed, kind):
                 "places": len(set(path)),
             }
         )
-    same(floating.over_layers(Look(trace)), wanted, ["step"])
+    same(floating.over_layers(TraceView(trace)), wanted, ["step"])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -316,7 +320,7 @@ def test_mean_map_and_its_distance(kind, steps, keys):
     maps = []
     for seeds in ((0, 1, 2), (3, 4)):
         texts = [case(seed, kind) for seed in seeds]
-        table = floating.mean_map((Look(trace) for _, trace in texts), 0, steps, keys)
+        table = floating.mean_map((TraceView(trace) for _, trace in texts), 0, steps, keys)
         np.testing.assert_allclose(
             table, slow.mean_map([world for world, _ in texts], 0, steps, keys), rtol=1e-5, atol=1e-7
         )
@@ -340,8 +344,8 @@ def test_classes_and_structure_by_layer(seed, kind):
         for name, members in (("structure", slow.CLASSES[:-1]), ("content", slow.CLASSES[-1:])):
             share, base = slow.attention_on(world, layer, members)
             of_two.append({**at, "set": name, "share": share, "base": base, "ratio": share / base})
-    same(depth.classes(Look(trace)), of_classes, ["layer", "class"])
-    same(depth.structure(Look(trace)), of_two, ["layer", "set"])
+    same(depth.classes(TraceView(trace)), of_classes, ["layer", "class"])
+    same(depth.structure(TraceView(trace)), of_two, ["layer", "set"])
 
 
 @worlds
@@ -362,4 +366,4 @@ def test_answer_rows(seed, kind):
                     "ratio": mass / base if base else np.nan,
                 }
             )
-    same(depth.answer_rows(Look(trace)), wanted, ["layer", "region"], {**NEAR, "rtol": 2e-3, "atol": 1e-4})
+    same(depth.answer_rows(TraceView(trace)), wanted, ["layer", "region"], {**NEAR, "rtol": 2e-3, "atol": 1e-4})

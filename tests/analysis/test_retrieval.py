@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from hand import BOS, WORDS, World, attend, canvas, causal, growing, trace_of
 
-from floatscope.analysis import Look
+from floatscope.analysis import TraceView
 from floatscope.analysis.retrieval import THRESHOLD, correlation, head_map, profile, retrieval
 from floatscope.errors import UserError
 from floatscope.traces import Trace
@@ -33,7 +33,7 @@ def rows_onto(n: int, heads: list[dict[int, int]], see: np.ndarray | None = None
 
 
 def scores(trace: Trace) -> list[list[float]]:
-    return retrieval(Look(trace))[SCORES].to_numpy().tolist()
+    return retrieval(TraceView(trace))[SCORES].to_numpy().tolist()
 
 
 # Heads whose scores are known: the text is … A … [A B A] … and the answer A B C A, two tokens at a time
@@ -54,7 +54,7 @@ def diffusion(heads: list[dict[int, int]]) -> World:
 
 
 def test_heads_of_a_masked_model_that_commits_in_parallel():
-    table = retrieval(Look(trace_of(diffusion(list(HEADS.values())), **RIGHT)))
+    table = retrieval(TraceView(trace_of(diffusion(list(HEADS.values())), **RIGHT)))
     told = table.set_index(pd.Index(HEADS))
     assert table["head"].tolist() == list(range(len(HEADS)))
     assert told.loc["copies all", SCORES].tolist() == [3, 1, 1, 1]  # C is not in the evidence
@@ -84,13 +84,13 @@ def written_at(step: int) -> Trace:
 
 @pytest.mark.parametrize(("step", "copies"), [(0, 0), (1, 0), (2, 1)])
 def test_what_a_key_holds_is_read_at_the_step_of_the_commit(step, copies):
-    assert retrieval(Look(written_at(step)))["copies"].tolist() == [copies]
+    assert retrieval(TraceView(written_at(step)))["copies"].tolist() == [copies]
 
 
 def test_a_row_that_was_not_measured_looks_at_no_key():
     trace = written_at(2)
     blank = replace(trace, arrays={**trace.arrays, "row_key": np.full_like(trace.arrays["row_key"], -1)})
-    assert retrieval(Look(blank))["copies"].tolist() == [0]
+    assert retrieval(TraceView(blank))["copies"].tolist() == [0]
 
 
 def test_heads_of_an_autoregressive_model():
@@ -107,7 +107,7 @@ def test_layers_and_heads_are_told_apart():
     layers = np.concatenate([rows_onto(16, [{}, {12: 4}, {}]), rows_onto(16, [{13: 5, 15: 6}, {}, {}])])
     regions = {"evidence": (4, 5, 6)}
     world = canvas(np.stack([layers] * 2), 12, when=[0, 0, 1, 1], tokens=TEXT, regions=regions)
-    table = retrieval(Look(trace_of(world)))
+    table = retrieval(TraceView(trace_of(world)))
     assert table[["layer", "depth", "head"]].to_numpy().tolist() == [[i, i, h] for i in (0, 1) for h in range(3)]
     assert table["copies"].tolist() == [0, 1, 0, 2, 0, 0]
     assert table["wu_set"].tolist() == [0, 1 / 2, 0, 1, 0, 0]
@@ -131,13 +131,13 @@ def test_layers_and_heads_are_told_apart():
     ],
 )
 def test_events_are_counted_where_the_answer_was_recalled(prediction, answers, counted):
-    table = retrieval(Look(trace_of(diffusion([HEADS["copies all"]]), prediction=prediction, answers=answers)))
+    table = retrieval(TraceView(trace_of(diffusion([HEADS["copies all"]]), prediction=prediction, answers=answers)))
     assert table["wu_set"].tolist() == [1]
     np.testing.assert_array_equal(table["wu_count"], [1 if counted else np.nan])
 
 
 def test_a_trace_that_knows_no_answers():
-    assert retrieval(Look(trace_of(diffusion([HEADS["copies all"]]))))["wu_count"].isna().all()
+    assert retrieval(TraceView(trace_of(diffusion([HEADS["copies all"]]))))["wu_count"].isna().all()
 
 
 # The same by loops
@@ -201,7 +201,7 @@ def test_the_random_heads_copy():
 @pytest.mark.parametrize("seed", range(6))
 def test_the_same_by_loops(seed, kind):
     world = anything(seed, kind)
-    table = retrieval(Look(trace_of(world, "random", **RIGHT)))
+    table = retrieval(TraceView(trace_of(world, "random", **RIGHT)))
     rows = [(layer, head) for layer in range(world.layers) for head in range(world.heads)]
     assert table[["layer", "head"]].to_numpy().tolist() == [list(row) for row in rows]
     wanted = pd.DataFrame([slowly(world, *row) for row in rows])
@@ -231,7 +231,9 @@ def test_the_map_of_a_run():
 
 
 def test_how_often_heads_are_active():
-    tables = [retrieval(Look(trace_of(diffusion(heads)))) for heads in ([{12: 4}, {}], [{12: 4}, {12: 4}], [{}, {}])]
+    tables = [
+        retrieval(TraceView(trace_of(diffusion(heads)))) for heads in ([{12: 4}, {}], [{12: 4}, {12: 4}], [{}, {}])
+    ]
     assert head_map(pd.concat(tables), "active").to_numpy().tolist() == [[2 / 3, 1 / 3]]
 
 
@@ -284,12 +286,12 @@ def test_an_unknown_score_is_named(ask: Callable[[pd.DataFrame, str], pd.DataFra
 @pytest.mark.parametrize("regions", [{}, {"question": (1, 2)}, {"question": (1, 2), "evidence": ()}])
 def test_without_evidence(regions):
     with pytest.raises(UserError, match=r'\'hand\' has no evidence to retrieve; give a passage .* its "evidence"'):
-        retrieval(Look(trace_of(replace(diffusion([{}]), regions=regions))))
+        retrieval(TraceView(trace_of(replace(diffusion([{}]), regions=regions))))
 
 
 def test_without_commits():
     with pytest.raises(UserError, match="'hand' has no commits, so no head in it copied anything"):
-        retrieval(Look(trace_of(replace(diffusion([{}]), commits=()))))
+        retrieval(TraceView(trace_of(replace(diffusion([{}]), commits=()))))
 
 
 @pytest.mark.parametrize("name", ["row_key", "row_regions"])
@@ -297,4 +299,4 @@ def test_a_field_that_was_not_kept_is_named(name):
     trace = trace_of(diffusion([{}]))
     lacking = replace(trace, arrays={field: array for field, array in trace.arrays.items() if field != name})
     with pytest.raises(UserError, match=f"does not keep '{name}'"):
-        retrieval(Look(lacking))
+        retrieval(TraceView(lacking))

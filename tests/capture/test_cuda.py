@@ -11,7 +11,7 @@ from test_changes import PARTS, some
 from torch.nn import functional
 
 from floatscope.capture import dense
-from floatscope.capture.ask import Ask, row_mean
+from floatscope.capture.ask import ReductionSpec, row_mean
 from floatscope.capture.attention import Attention
 from floatscope.capture.changed import attend
 from floatscope.capture.changes import Changes
@@ -78,7 +78,7 @@ def test_received_attention_is_as_accurate_as_stated(backend, kind, side, dtype)
     lse = attend(gpu).lse
     if backend == "auto" and lse is not None:
         assert backend_for(gpu) == "triton"
-    got = receive(gpu, lse, Ask(weights.cuda(), entropy.cuda()), carry.cuda(), backend)
+    got = receive(gpu, lse, ReductionSpec(weights.cuda(), entropy.cuda()), carry.cuda(), backend)
     A = probabilities(call, m)
     rows = -torch.where(A > 0, A * A.clamp_min(1e-300).log(), 0.0).sum(-1)
     onward = (A @ carry.double()[:, None]).mean(1)
@@ -94,7 +94,9 @@ def test_tf32_allowed_for_the_model_is_not_used_for_the_capture():
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
-        got = receive(on_gpu(call), None, Ask(torch.ones(1, 200, 1, device="cuda")), None, "blocked").received[:, :, 0]
+        got = receive(
+            on_gpu(call), None, ReductionSpec(torch.ones(1, 200, 1, device="cuda")), None, "blocked"
+        ).received[:, :, 0]
         assert torch.get_float32_matmul_precision() == "high"
     finally:
         torch.set_float32_matmul_precision(before)
@@ -110,10 +112,10 @@ def test_what_is_changed_is_executed_and_captured(part, kind, side, dtype):
     call = call_of(m, heads=4, repeats=2, dim=64, dtype=dtype)
     call = replace(call, changes=some(part, m, 4, torch.Generator().manual_seed(0)))
     rows = m.standing[:, None, :, None]
-    ask = Ask((torch.rand(2, 300, 3) + 0.1) * m.standing[..., None])
+    ask = ReductionSpec((torch.rand(2, 300, 3) + 0.1) * m.standing[..., None])
     gpu = on_gpu(call)
     done = attend(gpu)
-    got = receive(gpu, done.lse, Ask(ask.weights.cuda()))
+    got = receive(gpu, done.lse, ReductionSpec(ask.weights.cuda()))
     limit = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}[dtype]
     assert off((done.output.cpu() * rows).flatten(2), (dense.output(call) * rows).flatten(2)) <= limit
     assert off(got.received.cpu().flatten(2), dense.receive(call, None, ask).received.flatten(2)) <= LIMIT[dtype]

@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralFo
 from floatscope.canvas import CanvasState, Commits, Regions
 from floatscope.capture import attention, blocked, visibility
 from floatscope.capture.watcher import Watch, Watcher
-from floatscope.capture.ways import into
+from floatscope.capture.ways import attach
 from floatscope.schema import State
 
 SHAPE = {
@@ -50,9 +50,9 @@ def canvas(T: int, padded: bool) -> CanvasState:
 
 
 def peak(model: torch.nn.Module, T: int, causal: bool, padded: bool, keep: str = "summary") -> int:
-    state, watcher = canvas(T, padded), Watcher(Watch(keep=keep), rows=True)
+    state, watcher = canvas(T, padded), Watcher(Watch(level=keep), rows=True)
     last = torch.tensor([T - 1])
-    with torch.no_grad(), into(model, watcher), Largest() as largest:
+    with torch.no_grad(), attach(model, watcher), Largest() as largest:
         watcher.begin(state)
         model(input_ids=state.tokens, attention_mask=state.valid.long(), is_causal=causal, use_cache=False)
         watcher.finish(Commits(last * 0, last, last, last, torch.ones(1)))

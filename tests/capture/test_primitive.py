@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from floatscope.capture import blocked, dense
-from floatscope.capture.ask import Ask, row_mean, tiles
+from floatscope.capture.ask import ReductionSpec, row_mean, tiles
 from floatscope.capture.attention import Attention, attend
 from floatscope.capture.received import backend_for, receive
 from floatscope.errors import UserError
@@ -22,7 +22,7 @@ LIMIT = {torch.float32: 5e-6, torch.bfloat16: 1e-3, torch.float16: 1e-3}
 """Norm-wise, single rows included: one row has nothing to average out the rounding of fp32 scores."""
 
 
-def ask_of(m: Mask, groups: int, seed: int = 0) -> Ask:
+def ask_of(m: Mask, groups: int, seed: int = 0) -> ReductionSpec:
     """`all`, then one-row groups, then random weights; nobody counts who stands on padding or sees nothing."""
     noise = torch.Generator().manual_seed(seed)
     counts = m.standing & m.table.all(1).any(-1)
@@ -31,10 +31,10 @@ def ask_of(m: Mask, groups: int, seed: int = 0) -> Ask:
     for g in range(1, groups // 2):
         weights[..., g] = torch.arange(m.queries) == (7 * g) % m.queries
     seen = m.table.sum(-1).float().mean(1)
-    return Ask(weights * counts[..., None], row_mean(counts, seen))
+    return ReductionSpec(weights * counts[..., None], row_mean(counts, seen))
 
 
-def by_definition(call: Attention, m: Mask, ask: Ask, carry: torch.Tensor | None):
+def by_definition(call: Attention, m: Mask, ask: ReductionSpec, carry: torch.Tensor | None):
     A = probabilities(call, m)
     received = torch.einsum("bhij,big->bhgj", A, ask.weights.double())
     rows = -torch.where(A > 0, A * A.clamp_min(1e-300).log(), 0.0).sum(-1)
@@ -91,7 +91,7 @@ def test_a_single_row_in_half_precision_is_right_to_three_digits(kind, dtype, se
     m = mask(kind, 2, 70, 70, "left", size=40, seed=seed)
     call = call_of(m, heads=4, repeats=2, dim=16, dtype=dtype, seed=seed)
     rows = torch.eye(70).expand(2, 70, 70) * m.standing[..., None]
-    got = receive(call, attend(call).lse, Ask(rows), None, "blocked").received
+    got = receive(call, attend(call).lse, ReductionSpec(rows), None, "blocked").received
     assert off(got, probabilities(call, m)[:, :] * m.standing[:, None, :, None]) <= 1e-3
 
 
@@ -115,7 +115,7 @@ def test_a_row_that_sees_nothing_gives_nothing(kind):
     everyone = torch.ones(2, 8, 1)
     want = torch.einsum("bhij,big->bhgj", probabilities(call, m), everyone.double())
     for lse in (attend(call).lse, None):
-        got = receive(call, lse, Ask(everyone, torch.ones(2, 8)), None, "blocked")
+        got = receive(call, lse, ReductionSpec(everyone, torch.ones(2, 8)), None, "blocked")
         assert off(got.received, want) <= 1e-6
         assert got.entropy.isfinite().all()
     assert torch.equal(blocked.rows(call, torch.tensor([0, 1]), blind), torch.zeros(2, 3, 8))
@@ -160,7 +160,7 @@ def test_padded_equals_unpadded_exactly(kind, side):
         alone = Mask(kind, 1, n, n, 0, m.size, None, None)
         q, k, v = (x[b : b + 1, :, at] for x in (call.query, call.key, call.value))
         one = Attention(q, k, v, alone.visibility, call.scaling)
-        single = Ask(ask.weights[b : b + 1, at], ask.entropy[b : b + 1, at])
+        single = ReductionSpec(ask.weights[b : b + 1, at], ask.entropy[b : b + 1, at])
         got = receive(one, attend(one).lse, single, carry[b : b + 1, at], "blocked")
         assert torch.equal(batched.received[b, :, :, at], got.received[0])
         assert torch.equal(batched.entropy[b], got.entropy[0])
@@ -174,7 +174,7 @@ def test_uniform_attention_has_lift_one_under_every_mask(m):
     call = call_of(m)
     flat = Attention(torch.zeros_like(call.query), call.key, call.value, call.visible, call.scaling)
     weights = ask_of(m, 3).weights
-    got = receive(flat, attend(flat).lse, Ask(weights), None, "blocked").received
+    got = receive(flat, attend(flat).lse, ReductionSpec(weights), None, "blocked").received
     expected = m.visibility.uniform(weights)[:, None]
     lift = (got / expected)[(expected > 0).expand_as(got)]
     torch.testing.assert_close(lift, torch.ones_like(lift), rtol=1e-5, atol=1e-5)

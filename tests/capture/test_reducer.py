@@ -90,7 +90,7 @@ def test_names_must_be_free():
 
 def test_a_reducer_is_stored_in_the_trace_beside_the_fields(llada):
     prompts = [[1, 2, 3, 4, 5], [6, 7]]
-    watch = fs.Watch(keep="full", reducers=(Local(), Diagonal()))
+    watch = fs.Watch(level="full", reducers=(Local(), Diagonal()))
     traces = fs.decode(llada, prompts, new_tokens=12, steps=4, watch=watch).traces
     for prompt, trace in zip(prompts, traces, strict=True):
         n = len(prompt) + 12

@@ -18,9 +18,9 @@ from floatscope.capture import watcher as watcher_module
 from floatscope.capture.plan import plan_for
 from floatscope.capture.visibility import Visibility
 from floatscope.capture.watcher import Watch, Watcher
-from floatscope.capture.ways import into
+from floatscope.capture.ways import attach
 from floatscope.errors import UserError
-from floatscope.schema import ELIGIBLE, FIELDS, GROUPS, QUANTITIES, RANKS, SHARED, State
+from floatscope.schema import FIELDS, GROUPS, MIN_VISIBLE_ROWS, QUANTITIES, RANKS, SHARED, State
 
 B, T, H, KV, D, LAYERS, WINDOW = 3, 26, 4, 2, 8, 3, 7
 MASKS = ("full", "causal", "window")
@@ -85,7 +85,7 @@ def inputs(canvas: CanvasState, kind: str) -> dict[str, object]:
 
 def watched(kind: str, model: torch.nn.Module, canvas: CanvasState, watch: Watch) -> list[Reductions]:
     watcher = Watcher(watch, rows=True)
-    with torch.no_grad(), into(model, watcher):
+    with torch.no_grad(), attach(model, watcher):
         watcher.begin(canvas)
         model(**inputs(canvas, kind))
         return watcher.finish(commits_of(canvas))
@@ -146,7 +146,7 @@ def expect(kind: str, canvas: CanvasState, seen: Seen) -> Expectation:
     flat = see / see.sum(-1, keepdim=True).clamp_min(1)
     uniform = torch.einsum("bij,big->bgj", flat, W) / n[..., None]
     seers = torch.einsum("bij,big->bgj", see, W)
-    eligible = (seers >= n.clamp_max(ELIGIBLE)[..., None]) & (seers > 0)
+    eligible = (seers >= n.clamp_max(MIN_VISIBLE_ROWS)[..., None]) & (seers > 0)
     lift = torch.where(eligible[:, None], mean / uniform[:, None], torch.nan)
     qk = seen.q @ seen.k.transpose(-1, -2)
     cos = qk / seen.q.norm(dim=-1)[..., None] / seen.k.norm(dim=-1)[..., None, :]
@@ -163,7 +163,7 @@ def case(request):
     """(kind, canvas, watched layers, eager layers) of a left-padded batch."""
     kind = request.param
     model, canvas = model_of(kind), canvas_of()
-    return kind, canvas, watched(kind, model, canvas, Watch(keep="full")), eager(kind, model, canvas)
+    return kind, canvas, watched(kind, model, canvas, Watch(level="full")), eager(kind, model, canvas)
 
 
 def close(got: Tensor, want: Tensor, rtol: float = 2e-4, atol: float = 1e-5) -> None:
@@ -355,12 +355,12 @@ def test_predicting_rows_are_rows_of_the_matrix(case):
 @pytest.mark.parametrize("kind", MASKS)
 def test_a_batch_leaves_what_its_samples_leave_alone(kind):
     model, canvas = model_of(kind, seed=1), canvas_of(1)
-    together = watched(kind, model, canvas, Watch(keep="heads"))
+    together = watched(kind, model, canvas, Watch(level="heads"))
     for b, start in enumerate(START):
         spans = Regions(canvas.regions.names, canvas.regions.member[b : b + 1, start:])
         alone = CanvasState(canvas.tokens[b : b + 1, start:], canvas.states[b : b + 1, start:], 4, spans)
-        watcher = Watcher(Watch(keep="heads"))
-        with torch.no_grad(), into(model, watcher):
+        watcher = Watcher(Watch(level="heads"))
+        with torch.no_grad(), attach(model, watcher):
             watcher.begin(alone)
             model(**inputs(alone, kind))
             single = watcher.finish()
@@ -376,7 +376,7 @@ def test_a_batch_leaves_what_its_samples_leave_alone(kind):
 @pytest.mark.parametrize("backend", ["blocked", "dense"])
 def test_backends_agree(backend):
     model, canvas = model_of("causal"), canvas_of()
-    one, other = (watched("causal", model, canvas, Watch(keep="heads", backend=b)) for b in ("auto", backend))
+    one, other = (watched("causal", model, canvas, Watch(level="heads", backend=b)) for b in ("auto", backend))
     for a, b in zip(one, other, strict=True):
         for name in a.fields:
             torch.testing.assert_close(
@@ -407,7 +407,7 @@ def test_only_the_fields_asked_for_are_made():
 def cached(model: torch.nn.Module, canvas: CanvasState, prefill: int, watch: Watch) -> list[list[Reductions]]:
     """Prefill, then a row a step, as `generate` does it; the layers of each step."""
     watcher, steps, past = Watcher(watch), [], None
-    with torch.no_grad(), into(model, watcher):
+    with torch.no_grad(), attach(model, watcher):
         for step, stop in enumerate(range(prefill, T + 1)):
             start = 0 if past is None else stop - 1
             member = canvas.regions.member[:, :stop]
@@ -437,7 +437,7 @@ def test_cached_decoding_adds_up_to_one_forward_over_the_finished_sequence(start
     fields = ("received_heads", "rollout", "head_stats", "residual")
     steps = cached(model, canvas, 14, Watch(fields=fields))
     watcher = Watcher(Watch(fields=fields))
-    with torch.no_grad(), into(model, watcher):
+    with torch.no_grad(), attach(model, watcher):
         watcher.begin(canvas)
         model(**inputs(canvas, "causal"))
         whole = watcher.finish()
@@ -463,7 +463,7 @@ def test_rollout_of_a_cached_step_is_that_of_the_prefix():
         regions = Regions(canvas.regions.names, canvas.regions.member[:, :stop])
         prefix = CanvasState(canvas.tokens[:, :stop], canvas.states[:, :stop], 0, regions)
         watcher = Watcher(Watch(fields=("rollout",)))
-        with torch.no_grad(), into(model, watcher):
+        with torch.no_grad(), attach(model, watcher):
             watcher.begin(prefix)
             model(**inputs(prefix, "causal"))
             whole = watcher.finish()
@@ -476,7 +476,7 @@ def test_rollout_without_the_prefix_is_refused():
     with torch.no_grad():
         past = model(input_ids=canvas.tokens[:, :-1], use_cache=True).past_key_values
         watcher = Watcher(Watch(fields=("rollout",)))
-        with into(model, watcher):
+        with attach(model, watcher):
             watcher.begin(canvas)
             with pytest.raises(UserError, match="rollout needs the whole prefix: start watching before"):
                 model(input_ids=canvas.tokens[:, -1:], past_key_values=past, use_cache=True)
@@ -489,7 +489,7 @@ def test_two_commits_decided_by_one_row_count_it_twice():
     twice = torch.tensor([0, 0])
     commits = Commits(twice, torch.tensor([0, 1]), twice, twice, torch.rand(2))
     watcher = Watcher(Watch(fields=("received", "uniform", "rows")), rows=True)
-    with torch.no_grad(), into(model, watcher):
+    with torch.no_grad(), attach(model, watcher):
         watcher.begin(canvas)
         model(**inputs(canvas, "full"))
         layers = watcher.finish(commits)
@@ -505,7 +505,7 @@ def test_a_commit_where_nothing_was_masked_is_a_bug_of_the_sampler():
     canvas.states[:, -2:] = int(State.MASKED)
     first = torch.tensor([0])
     watcher = Watcher(Watch(), rows=True)
-    with torch.no_grad(), into(model, watcher):
+    with torch.no_grad(), attach(model, watcher):
         watcher.begin(canvas)
         model(**inputs(canvas, "full"))
         with pytest.raises(ValueError, match="row 0 decided a commit, but no position it decides was masked"):
@@ -516,7 +516,7 @@ def test_without_rows_held_the_predicting_group_is_unknown():
     """Never 0, which would be a measurement."""
     model, canvas = model_of("full"), canvas_of()
     watcher = Watcher(Watch(fields=("received", "uniform")))
-    with torch.no_grad(), into(model, watcher):
+    with torch.no_grad(), attach(model, watcher):
         watcher.begin(canvas)
         model(**inputs(canvas, "full"))
         layers = watcher.finish(commits_of(canvas))
@@ -533,7 +533,7 @@ def test_a_canvas_of_another_length_is_refused_by_layer_name():
     model, canvas = model_of("full"), canvas_of()
     watcher = Watcher(Watch())
     longer = replace(canvas, tokens=canvas.tokens.repeat(1, 2), states=canvas.states.repeat(1, 2), regions=Regions())
-    with torch.no_grad(), into(model, watcher):
+    with torch.no_grad(), attach(model, watcher):
         watcher.begin(longer)
         with pytest.raises(
             UserError, match=r"layer 'model\.layers\.0\.self_attn' attends over 26 keys but the canvas has 52"
@@ -563,7 +563,7 @@ def test_seen_and_eligible_are_counts_of_rows():
     canvas = CanvasState(torch.zeros(1, 40, dtype=torch.long), torch.full((1, 40), int(State.PROMPT)))
     want = plan_for(Visibility.causal(40, 40), canvas, regions=False, entropy=False).expected(Commits.none())
     assert want.seen[0, 0].tolist() == list(range(40, 0, -1))
-    assert want.eligible[0, 0].tolist() == [n >= ELIGIBLE for n in range(40, 0, -1)]
+    assert want.eligible[0, 0].tolist() == [n >= MIN_VISIBLE_ROWS for n in range(40, 0, -1)]
 
 
 def test_rows_that_see_nothing_are_in_no_region():

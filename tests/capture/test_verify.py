@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import floatscope as fs
 from floatscope.capture import verify, watcher
-from floatscope.capture.ask import Ask
+from floatscope.capture.ask import ReductionSpec
 from floatscope.capture.attention import attend
 from floatscope.capture.received import receive
 from floatscope.capture.verify import Mismatch, call_errors
@@ -132,7 +132,7 @@ def test_a_log_sum_exp_that_is_slightly_off_shows_too(model, monkeypatch):
 def test_errors_are_small_for_an_honest_call_and_name_every_quantity(kind, dtype):
     m = mask(kind, 2, 20, 20, "left" if kind in ("full", "causal") else "none")
     call = call_of(m, dtype=dtype)
-    ask = Ask(m.standing[..., None].float(), m.standing.float() / 20)
+    ask = ReductionSpec(m.standing[..., None].float(), m.standing.float() / 20)
     carry = torch.rand(2, 20, 3)
     done = attend(call)
     errors = call_errors(call, done.output, ask, carry, receive(call, done.lse, ask, carry))
@@ -143,7 +143,7 @@ def test_errors_are_small_for_an_honest_call_and_name_every_quantity(kind, dtype
 
 def test_carried_values_are_checked_too():
     m = mask("causal", 2, 12, 12)
-    call, ask, carry = call_of(m), Ask(torch.ones(2, 12, 1)), torch.rand(2, 12, 2)
+    call, ask, carry = call_of(m), ReductionSpec(torch.ones(2, 12, 1)), torch.rand(2, 12, 2)
     done = attend(call)
     got = receive(call, done.lse, ask, carry)
     assert call_errors(call, done.output, ask, carry, replace(got, carried=got.carried * 1.01))["carried"] > 5e-3

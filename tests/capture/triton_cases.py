@@ -13,7 +13,7 @@ import torch
 from calls import call_of, mask, off, probabilities
 
 from floatscope.capture import biased_kernel, column_kernel, columns, dense
-from floatscope.capture.ask import Ask, row_mean
+from floatscope.capture.ask import ReductionSpec, row_mean
 from floatscope.capture.changed import attend
 from floatscope.capture.changes import Bias, Changes
 from floatscope.capture.received import backend_for, receive
@@ -65,7 +65,7 @@ def primitive(
     lse, rows_of = done.lse, counts[:, None]
     assert backend_for(call) == "triton"
     assert biased_kernel.serves(call) == hides
-    got = receive(call, lse, Ask(weights, entropy), carry)
+    got = receive(call, lse, ReductionSpec(weights, entropy), carry)
     A = dense.matrix(call) if hides else probabilities(call, m)
     rows = -torch.where(A > 0, A * A.clamp_min(1e-300).log(), 0.0).sum(-1)
     want = torch.einsum("bhij,big->bhgj", A, weights.double())

@@ -94,7 +94,7 @@ def test_prompts_are_counted_in_tokens_of_a_model(file, tmp_path):
     folder = fs.write_random(tmp_path / "m", "llama", layers=1, width=32, context=256)
     model = fs.load(folder, device="cpu")
     prompts = [prompt_of(sample).text for sample in read_samples(file)]
-    lengths = [len(model.text.encode(prompt, chat=model.text.has_template)) for prompt in prompts]
+    lengths = [len(model.tokenizer.encode(prompt, chat=model.tokenizer.has_template)) for prompt in prompts]
     told = json.loads(ask(file, "--model", folder, "--json").stdout)["prompts"]
     assert (told["min"], told["max"], told["context"]) == (min(lengths), max(lengths), 256)
     assert told["longer_than_context"] == 1 == sum(length > 256 for length in lengths)

@@ -48,8 +48,8 @@ def test_one_checkpoint_is_described_as_it_loads(folders):
         assert told["parameters"] == sum(p.numel() for p in model.module.parameters())
         for fact in ("name", "family", "mask_id", "shift", "layout", "bos_id", "eos_id", "eot_id", "context"):
             assert told["spec"][fact] == getattr(model.spec, fact)
-        assert told["template"] == model.text.has_template
-        assert (told["samplers"] == ["ar"]) is (model.spec.family == "arm")
+        assert told["template"] == model.tokenizer.has_template
+        assert (told["samplers"] == ["ar"]) is (model.spec.paradigm == "arm")
         assert told["not_watched"] is None
 
 

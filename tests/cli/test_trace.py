@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import floatscope as fs
 from floatscope.cli.main import app
-from floatscope.pipelines.trace import Tracing
+from floatscope.pipelines.trace import TraceJob
 from floatscope.traces import controls, open_run
 
 LINES = [
@@ -124,14 +124,14 @@ def test_influence_is_kept_where_it_is_asked_for(ask, tmp_path):
 
 
 def test_an_interrupt_says_how_far_it_came(ask, monkeypatch):
-    whole = Tracing.__iter__
+    whole = TraceJob.__iter__
 
     def interrupted(self):
         yield next(whole(self))
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(Tracing, "__iter__", interrupted)
+        patched.setattr(TraceJob, "__iter__", interrupted)
         done = ask("--batch", "1")
     assert done.exit_code == 130
     assert done.stderr == (

@@ -122,14 +122,14 @@ class Restated:
         AttentionMaskInterface.register("restated", lambda *a, **k: None)
         module.set_attn_implementation("restated")
         given = {"end_ids": spec.stop_ids, "samples": out.samples, "forced": forced}
-        if spec.family == "arm":
+        if spec.paradigm == "arm":
             rewrites = any(rule.does == "replace" for rule in self.rules)
             self.run = self.model.forward if rewrites else self.model.cached()
         else:
             self.run = self.model.forward
             given |= {"mask_id": spec.mask_id, "shift": spec.shift, "suffix": out._suffix}
         try:
-            go = autoregress if spec.family == "arm" else denoise
+            go = autoregress if spec.paradigm == "arm" else denoise
             return list(go(self.forward, out._canvas, out.how, **given))
         finally:
             module.set_attn_implementation(before)
@@ -172,7 +172,7 @@ class Restated:
         B, H, Q, _ = query.shape
         K = key.shape[2]
         q, k, v = query.double(), *(x.double().repeat_interleave(H // x.shape[1], 1) for x in (key, value))
-        causal, valid = self.model.spec.family == "arm", self.canvas.valid
+        causal, valid = self.model.spec.paradigm == "arm", self.canvas.valid
         stands = torch.arange(K - Q, K)
         A, output = torch.zeros(B, H, Q, K).double(), torch.zeros(B, H, Q, v.shape[-1]).double()
         for b in range(B):
@@ -260,7 +260,7 @@ def attention(q, k, scaling, sees):
 def decoded(model: fs.Model, edits, **given) -> tuple[fs.Decoding, list[list[torch.Tensor]]]:
     """Decoding under edits, verified, with the matrices of every step and layer."""
     settings = {"samples": NAMES, "new_tokens": NEW, "stop": False, "watch": WATCH, **given}
-    if model.spec.family == "mdm" and "sampler" not in settings:
+    if model.spec.paradigm == "mdm" and "sampler" not in settings:
         settings = {"steps": 3, **settings}
     out = fs.decode(model, settings.pop("prompts", PROMPTS), edits=edits, **settings)
     return out, [[layer.fields["matrix"] for layer in out.layers] for _ in out]

@@ -9,9 +9,9 @@ import floatscope as fs
 from floatscope.canvas import CanvasState, Regions
 from floatscope.interventions.edits import Edit, Keys
 from floatscope.interventions.picking import Scene, pick
-from floatscope.interventions.recipes import controlled, edits_of
+from floatscope.interventions.recipes import build_control, parse_edits
 from floatscope.lab.twins.heldout import read
-from floatscope.pipelines.asking import as_items, regions_of
+from floatscope.pipelines.asking import batch_regions, encode_samples
 from floatscope.schema import State
 
 NEW = 4
@@ -28,7 +28,7 @@ def confidences(model, ids, items, edits):
         ids,
         new_tokens=NEW,
         samples=[item.sample.id for item in items],
-        regions=regions_of(items, NEW, 0),
+        regions=batch_regions(items, NEW, 0),
         edits=edits,
         stop=False,
     )
@@ -40,22 +40,22 @@ def changed(ids, at):
 
 
 def test_what_stands_in_a_blank_region_changes_nothing(model):
-    items = as_items(model, read("reading-5")[:1], None, NEW)
+    items = encode_samples(model, read("reading-5")[:1], None, NEW)
     told, at = [items[0].ids], items[0].tokens["gold"]
     plain = confidences(model, told, items, ())
     assert not torch.allclose(confidences(model, changed(told[0], at), items, ()), plain, atol=1e-5)
-    edits = edits_of("blank(region='gold')")
+    edits = parse_edits("blank(region='gold')")
     hidden = confidences(model, told, items, edits)
     torch.testing.assert_close(confidences(model, changed(told[0], at), items, edits), hidden, atol=1e-5, rtol=1e-4)
     assert not torch.allclose(hidden, plain, atol=1e-5)
 
 
 def test_its_control_hides_the_same_positions_from_every_layer_head_and_step(model):
-    items = as_items(model, read("reading-5")[:1], None, NEW)
+    items = encode_samples(model, read("reading-5")[:1], None, NEW)
     told = [items[0].ids]
-    edits = controlled(edits_of("blank(region='gold')"), "random", draw=1)
+    edits = build_control(parse_edits("blank(region='gold')"), "random", draw=1)
     canvas = CanvasState(
-        torch.tensor(told), torch.full((1, len(told[0])), int(State.PROMPT)), regions=regions_of(items, 0, 0)
+        torch.tensor(told), torch.full((1, len(told[0])), int(State.PROMPT)), regions=batch_regions(items, 0, 0)
     )
     drawn = pick(edits[0].keys, None, Scene(canvas, 0, 2, [items[0].sample.id]))
     at = set(drawn[0, 0].tolist())

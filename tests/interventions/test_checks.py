@@ -9,9 +9,9 @@ import pytest
 from restated import BOS, model_of
 
 import floatscope as fs
-from floatscope.interventions.arm import arms_of
+from floatscope.interventions.arm import build_conditions
 from floatscope.interventions.edits import Edit, Keys
-from floatscope.interventions.recipes import controlled, edits_of
+from floatscope.interventions.recipes import build_control, parse_edits
 
 INF = float("inf")
 PROMPTS = [[BOS, 1, 2, 3, 4, 5], [BOS, 6]]
@@ -52,14 +52,14 @@ READING = {
 @pytest.mark.parametrize("text", READING)
 def test_what_cannot_be_read_is_refused(text):
     with refused(READING[text]) as error:
-        edits_of(text)
+        parse_edits(text)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("given", [None, 5, [None], [3.5], {"mask_anchors": 5}])
 def test_what_is_no_edit_is_refused(given):
     with refused("an edit is a recipe such as 'mask_anchors(k=5)' or a fs.Edit, got"):
-        unwrap(edits_of)(given)  # as outside of tests, where types are not checked
+        unwrap(parse_edits)(given)  # as outside of tests, where types are not checked
 
 
 def test_edits_that_make_no_sense_are_refused():
@@ -151,27 +151,30 @@ def test_what_does_not_go_together_with_edits():
 
 def test_controls_that_do_not_exist():
     with refused("unknown control 'randm' (did you mean 'random'?); allowed: random, middle"):
-        controlled(edits_of("mask_anchors(k=1)"), "randm")
+        build_control(parse_edits("mask_anchors(k=1)"), "randm")
     for recipe in ("freeze()", "virtual_sink()", "drop_bos()"):
         with refused(f"{recipe} has no matched control"):
-            controlled(edits_of(recipe), "random", 0, 4)
+            build_control(parse_edits(recipe), "random", 0, 4)
     for recipe in ("zero_heads(pairs=[(0, 1)])", "knock_out(keys='gold')", "evict()", "freeze()"):
         with refused("mid-rank keys are the control of anchors"):
-            controlled(edits_of(recipe), "middle", 0, 4)
+            build_control(parse_edits(recipe), "middle", 0, 4)
     with refused("zeroes 3 of 4 heads of a layer"):
-        controlled(edits_of("zero_heads(pairs=[(0, 1), (0, 2), (0, 3)])"), "random", 0, 4)
+        build_control(parse_edits("zero_heads(pairs=[(0, 1), (0, 2), (0, 3)])"), "random", 0, 4)
     with refused("the control of zeroed heads needs to know how many heads a layer has"):
-        arms_of("zero_heads(pairs=[(0, 1)])")
+        build_conditions("zero_heads(pairs=[(0, 1)])")
 
 
 def test_arms_are_the_edited_one_and_its_controls():
-    arms = arms_of("mask_anchors(k=2)", draws=2, series="line")
+    arms = build_conditions("mask_anchors(k=2)", draws=2, series="line")
     assert [(arm.name, arm.control_of, arm.series) for arm in arms] == [
         ("edited", "", "line"), ("edited-random-0", "edited", "line"), ("edited-random-1", "edited", "line"),
     ]  # fmt: skip
     assert arms[1].edits != arms[2].edits
-    assert [arm.name for arm in arms_of("mask_anchors(k=2)", control="middle")] == ["edited", "edited-middle-0"]
-    assert len(arms_of("freeze()", control=None)) == 1
+    assert [arm.name for arm in build_conditions("mask_anchors(k=2)", control="middle")] == [
+        "edited",
+        "edited-middle-0",
+    ]
+    assert len(build_conditions("freeze()", control=None)) == 1
 
 
 def test_the_final_state_of_an_edited_decoding_is_refused():

@@ -12,7 +12,7 @@ from restated import BOS, KINDS, MASK, NAMES, PROMPTS, decoded, model_of
 
 import floatscope as fs
 from floatscope.interventions.edits import Edit, Keys
-from floatscope.interventions.recipes import edits_of
+from floatscope.interventions.recipes import parse_edits
 from floatscope.sampling import SAMPLERS
 
 INF = float("inf")
@@ -224,4 +224,4 @@ def test_a_replaced_mask_is_no_mask_to_fill():
 
 
 def test_recipes_are_edits():
-    assert edits_of(["pin(k=2)", Edit("drop")])[0].to == Keys("anchors", 2, "first")
+    assert parse_edits(["pin(k=2)", Edit("drop")])[0].to == Keys("anchors", 2, "first")

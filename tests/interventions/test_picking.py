@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from floatscope.canvas import Regions, canvas_of
+from floatscope.canvas import Regions, build_canvas
 from floatscope.capture.changes import NOWHERE
 from floatscope.interventions.edits import Keys
 from floatscope.interventions.picking import Ranking, Scene, as_mask, pick
@@ -23,7 +23,7 @@ def scene_of(
     lengths: list[int], seed: int, step: int = 0, layer: int = 0, names: str = "abcdef"
 ) -> tuple[Scene, Ranking]:
     """Samples of some lengths, left-padded, each with numbers of its own wherever it stands in the batch."""
-    canvas = canvas_of([[1] * n for n in lengths], 0, None)
+    canvas = build_canvas([[1] * n for n in lengths], 0, None)
     T = canvas.tokens.shape[1]
     lift, eligible = torch.full((len(lengths), HEADS, T), math.nan), torch.zeros(len(lengths), T, dtype=torch.bool)
     for b, n in enumerate(lengths):
@@ -80,7 +80,7 @@ def test_a_share_is_exact():
         (3, 0.5, 2),
         (1000, 0.001, 1),
     ):
-        canvas = canvas_of([[1] * count], 0, None)
+        canvas = build_canvas([[1] * count], 0, None)
         ranking = Ranking(torch.ones(1, count, dtype=torch.bool), torch.rand(1, 1, count))
         (((*gone,),),) = picked(Keys("least", share), ranking, Scene(canvas, 0, 1, ["a"]))
         assert len(gone) == count - kept
@@ -139,18 +139,20 @@ def test_places_count_from_the_first_token():
 
 
 def test_a_region_is_all_of_it_but_no_padding():
-    canvas = canvas_of([[1] * 5, [1] * 2], 0, None, regions=Regions.from_spans([{"r": [(1, 3)]}, {"r": [(2, 4)]}], 5))
+    canvas = build_canvas(
+        [[1] * 5, [1] * 2], 0, None, regions=Regions.from_spans([{"r": [(1, 3)]}, {"r": [(2, 4)]}], 5)
+    )
     assert picked(Keys("region", region="r"), None, Scene(canvas, 0, 1, ["a", "b"])) in (
         [[[1, 2]], [[0]]],
         [[[2, 1]], [[0]]],
     )
-    nothing = canvas_of([[1] * 5], 0, None, regions=Regions.from_spans([{"r": []}], 5))
+    nothing = build_canvas([[1] * 5], 0, None, regions=Regions.from_spans([{"r": []}], 5))
     assert pick(Keys("region", region="r"), None, Scene(nothing, 0, 2, ["a"])).shape == (1, 2, 0)
 
 
 @pytest.mark.parametrize("rule", ["anchors", "middle", "least", "random"])
 def test_keys_that_came_later_have_no_rank_yet(rule):
-    canvas = canvas_of([[1] * 9], 0, None)
+    canvas = build_canvas([[1] * 9], 0, None)
     ranking = Ranking(torch.ones(1, 6, dtype=torch.bool), torch.rand(1, 1, 6))
     (((*keys,),),) = picked(Keys(rule, 5), ranking, Scene(canvas, 0, 1, ["a"]))
     assert keys

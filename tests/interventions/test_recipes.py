@@ -24,7 +24,7 @@ from restated import (
 
 from floatscope.canvas import Regions
 from floatscope.interventions.edits import Edit, Keys
-from floatscope.interventions.recipes import RECIPES, controlled, edits_of
+from floatscope.interventions.recipes import RECIPES, build_control, parse_edits
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*picked nothing")
 INF = float("inf")
@@ -256,10 +256,10 @@ def test_forced_tokens_under_edits_in_a_causal_model():
 
 
 def test_a_control_has_as_many_keys_in_the_same_layers_and_steps():
-    edits = edits_of("mask_anchors(k=2, layers=[1], steps=[0, 1], heads=[0, 3])")
+    edits = parse_edits("mask_anchors(k=2, layers=[1], steps=[0, 1], heads=[0, 3])")
     model = model_of("unshifted")
     hidden, plain = {}, decoded(model, (), steps=1)[1]
-    for name, these in (("edited", edits), *((draw, controlled(edits, "random", draw)) for draw in range(3))):
+    for name, these in (("edited", edits), *((draw, build_control(edits, "random", draw)) for draw in range(3))):
         _, matrices = decoded(model, these, steps=1)
         assert torch.equal(matrices[0][0], plain[0][0])
         A = matrices[0][1][0]  # of the first step and the first sample, which has no padding
@@ -273,14 +273,14 @@ def test_a_control_has_as_many_keys_in_the_same_layers_and_steps():
 
 
 def test_the_mid_rank_control_takes_the_middle():
-    (edit,) = controlled(edits_of("mask_anchors(k=2)"), "middle")
+    (edit,) = build_control(parse_edits("mask_anchors(k=2)"), "middle")
     compare("arm", edit, [Rule("hide", middle(2))])
-    (moved,) = controlled(edits_of("pin(k=1)"), "middle")
+    (moved,) = build_control(parse_edits("pin(k=1)"), "middle")
     compare("unshifted", moved, [Rule("move", middle(1, "now"), anchors(1, "first"))])
 
 
 def test_the_control_of_a_region_has_as_many_keys_as_it():
-    (edit,) = controlled(edits_of("knock_out(keys='gold')"), "random", 1)
+    (edit,) = build_control(parse_edits("knock_out(keys='gold')"), "random", 1)
     _, matrices = decoded(model_of("unshifted"), edit, regions=regions())
     A = matrices[0][0][0]
     gone = ((A == 0) | torch.eye(A.shape[-1], dtype=torch.bool)).all(1)
@@ -289,13 +289,13 @@ def test_the_control_of_a_region_has_as_many_keys_as_it():
 
 
 def test_the_control_of_zeroed_heads_is_other_heads_of_their_layers():
-    edits = edits_of("zero_heads(pairs=[(0, 1), (1, 2), (1, 3)])")
-    drawn = [controlled(edits, "random", draw, heads=8) for draw in range(4)]
+    edits = parse_edits("zero_heads(pairs=[(0, 1), (1, 2), (1, 3)])")
+    drawn = [build_control(edits, "random", draw, heads=8) for draw in range(4)]
     for draw in drawn:
         for edit, other in zip(edits, draw, strict=True):
             assert (other.layers, len(other.heads)) == (edit.layers, len(edit.heads))
             assert not set(other.heads) & set(edit.heads)
-    assert drawn[0] == controlled(edits, "random", 0, heads=8)
+    assert drawn[0] == build_control(edits, "random", 0, heads=8)
     assert len({tuple(edit.heads for edit in draw) for draw in drawn}) > 1
 
 
@@ -304,6 +304,6 @@ def test_controls_are_captured_as_executed(recipe):
     given = {"zero_heads": "zero_heads(pairs=[(0, 1)])", "replace_token": "replace_token(token=3)",
              "mask_anchors": "mask_anchors(k=2)"}.get(recipe, recipe)  # fmt: skip
     for kind, steps in (("unshifted", 2), ("arm", None)):
-        control = controlled(edits_of(given), "random", 0, heads=4)
+        control = build_control(parse_edits(given), "random", 0, heads=4)
         out, _ = decoded(model_of(kind), control, regions=regions(), steps=steps)
         assert out.meta["edits"] == [str(edit) for edit in control]

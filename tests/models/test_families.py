@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import floatscope as fs
-from floatscope.models.families import FAMILIES, REFUSED, llada_key, llama_key, recognise
+from floatscope.models.families import ARCHITECTURES, REFUSED, llada_key, llama_key, recognise
 from floatscope.models.load import _transformers, empty_module
 
 LLADA_8B = {
@@ -212,10 +212,10 @@ def test_a_llada_with_llamas_keys_is_an_illada_and_with_neither_unknown():
 
 
 def test_the_table_reads_well():
-    names = [row.name for row in FAMILIES]
+    names = [row.name for row in ARCHITECTURES]
     assert len(set(names)) == len(names)
-    for row in FAMILIES:
-        assert row.kind in ("mdm", "arm")
+    for row in ARCHITECTURES:
+        assert row.paradigm in ("mdm", "arm")
         assert row.mask_comes_from
     assert all(why[0].islower() and not why.endswith(".") for _, why in REFUSED.values())
 

@@ -177,6 +177,6 @@ def test_it_loads_and_is_described_under_its_name(wheel, tmp_path, monkeypatch):
     known(monkeypatch, small.read_bytes())
     bring(wheel_of(wheel, small.read_bytes()))
     model, about = fs.load("smollm2:arm", device="cpu"), describe("smollm2:arm")
-    assert (model.spec.name, model.spec.family) == ("smollm2:arm", "arm")
+    assert (model.spec.name, model.spec.paradigm) == ("smollm2:arm", "arm")
     assert replace(about.spec, weights=model.spec.weights) == model.spec
     assert len(fs.decode(model, "hi", new_tokens=3, chat=False).generated[0]) <= 3

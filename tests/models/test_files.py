@@ -11,7 +11,7 @@ import torch
 from folders import edit, spoil, tiny
 
 import floatscope as fs
-from floatscope.errors import reading
+from floatscope.errors import guard_reading
 from floatscope.models.files import INDEX, fingerprint, read_folder
 
 
@@ -202,7 +202,7 @@ def test_links_as_the_hubs_cache_has_them_are_followed(sharded, tmp_path):
     for i, file in enumerate(sorted(sharded.iterdir())):
         file.rename(blobs / str(i))
         file.symlink_to(blobs / str(i))
-    assert fs.load(sharded, device="cpu").spec.layout == "llada"
+    assert fs.load(sharded, device="cpu").spec.architecture == "llada"
 
 
 # --- what a config may not do ----------------------------------------------------------------------------------------
@@ -281,7 +281,7 @@ def test_one_tensor_of_another_kind_is_named(folder, dtype):
 def test_buffers_of_whole_numbers_are_no_weights(tmp_path):
     folder = tiny(tmp_path / "m", "bert")
     spoil(folder, lambda tensors: tensors.update({"bert.embeddings.position_ids": torch.arange(128)[None]}))
-    assert fs.load(folder, device="cpu").spec.layout == "bert"
+    assert fs.load(folder, device="cpu").spec.architecture == "bert"
 
 
 def test_a_tensor_that_would_be_overwritten_by_a_renamed_one_is_unexpected(folder):
@@ -337,11 +337,14 @@ def test_a_config_that_cannot_be_meant_is_one_printable_sentence(tmp_path, layou
 def test_what_is_not_of_the_network_is_left_aside(tmp_path):
     folder = tiny(tmp_path / "m", "bert")
     edit(folder / "config.json", chunk_size_feed_forward=3, num_labels=10**12)
-    assert fs.load(folder, device="cpu").spec.family == "mdm"
+    assert fs.load(folder, device="cpu").spec.paradigm == "mdm"
 
 
 def test_a_file_that_is_nested_too_deeply_is_said():
-    with pytest.raises(fs.UserError, match="m holds a file that is nested too deeply; fetch it again"), reading("m"):
+    with (
+        pytest.raises(fs.UserError, match="m holds a file that is nested too deeply; fetch it again"),
+        guard_reading("m"),
+    ):
         raise RecursionError
 
 

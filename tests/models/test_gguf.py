@@ -176,12 +176,12 @@ def test_a_small_llama_comes_back(tmp_path, source, capfd):
     capfd.readouterr()
     model = fs.load(file, device="cpu")
     assert capfd.readouterr() == ("", "")
-    assert (model.spec.family, model.spec.shift, model.spec.eos_id) == ("arm", True, source.spec.eos_id)
+    assert (model.spec.paradigm, model.spec.shift, model.spec.eos_id) == ("arm", True, source.spec.eos_id)
     ids = torch.randint(0, 256, (1, 9))
     with torch.no_grad():
         torch.testing.assert_close(model.module(ids).logits, source.module(ids).logits, rtol=1e-4, atol=1e-4)
-    assert model.text.encode("hi")[-1] == 300
-    assert model.text.decode(model.text.encode("hi there")) == "hi there"
+    assert model.tokenizer.encode("hi")[-1] == 300
+    assert model.tokenizer.decode(model.tokenizer.encode("hi there")) == "hi there"
     about = describe(file)
     assert (about.opened_as, about.spec.eos_id, about.vocabulary) == ("LlamaForCausalLM", source.spec.eos_id, 512)
 
@@ -190,11 +190,11 @@ def test_a_small_llama_comes_back(tmp_path, source, capfd):
 def test_the_files_of_another_model_beside_it_are_not_read(tmp_path, source):
     file = tmp_path / "m.gguf"
     write(file, source)
-    alone = fs.load(file, device="cpu").text.encode("hi there")
+    alone = fs.load(file, device="cpu").tokenizer.encode("hi there")
     for other in tiny(tmp_path / "other").iterdir():
         if other.suffix != ".safetensors":
             (tmp_path / other.name).write_bytes(other.read_bytes())
-    text = fs.load(file, device="cpu").text
+    text = fs.load(file, device="cpu").tokenizer
     assert text.encode("hi there") == alone
     assert not text.has_template
     assert describe(file).template is False

@@ -89,7 +89,7 @@ def test_it_is_the_network_transformers_opens(home, name):
 )
 def test_left_padding_changes_no_logits_and_rows_see_what_they_should(home, name, both_ways):
     model = opened(home, name, mask_id=4) if both_ways else opened(home, name)
-    assert model.spec.family == ("mdm" if both_ways else "arm")
+    assert model.spec.paradigm == ("mdm" if both_ways else "arm")
     assert model.spec.first_position == KINDS[name][2]
     short, long = [5, 6, 7, 8, 9], [20, 21, 22, 23, 24, 25, 26, 27, 28]
     with torch.no_grad():
@@ -104,16 +104,16 @@ def test_left_padding_changes_no_logits_and_rows_see_what_they_should(home, name
 @pytest.mark.parametrize("name", ENCODERS)
 def test_an_encoder_is_a_masked_diffusion_model(home, name):
     model = opened(home, name)
-    assert (model.spec.family, model.spec.shift) == ("mdm", False)
-    assert model.text.name_of(model.spec.mask_id) == "[MASK]"
-    assert model.text.suffix == (model.text.id_of("[SEP]"),)
+    assert (model.spec.paradigm, model.spec.shift) == ("mdm", False)
+    assert model.tokenizer.name_of(model.spec.mask_id) == "[MASK]"
+    assert model.tokenizer.suffix == (model.tokenizer.id_of("[SEP]"),)
     assert model.spec.context == 64 - KINDS[name][2]
 
 
 @pytest.mark.parametrize("name", CAUSAL)
 def test_a_causal_model_is_autoregressive(home, name):
     spec = opened(home, name).spec
-    assert (spec.family, spec.shift, spec.mask_id, spec.layout) == ("arm", True, None, "causal")
+    assert (spec.paradigm, spec.shift, spec.mask_id, spec.architecture) == ("arm", True, None, "causal")
     assert (spec.bos_id, spec.eos_id, spec.context) == (2, 3, 64)
     assert spec.cache and spec.padding  # noqa: PT018
 
@@ -122,7 +122,7 @@ def test_heads_of_other_tasks_are_left_unread(home, tmp_path):
     folder = tiny(tmp_path / "m", "bert")
     extra = {"cls.seq_relationship.weight": torch.zeros(2, 32), "bert.pooler.dense.weight": torch.zeros(32, 32)}
     spoil(folder, lambda tensors: tensors.update(extra))
-    assert fs.load(folder, device="cpu").spec.layout == "bert"
+    assert fs.load(folder, device="cpu").spec.architecture == "bert"
 
 
 def test_old_names_of_layer_norms_are_read(tmp_path):

@@ -71,10 +71,10 @@ def test_shards_change_nothing(tmp_path, layout):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_spec_says_what_the_files_say(tmp_path, layout):
     model = fs.load(tiny(tmp_path / "a name", layout), device="cpu")
-    spec, text = model.spec, model.text
+    spec, text = model.spec, model.tokenizer
     assert spec.name == "a name"
-    assert spec.family == ("arm" if layout == "llama" else "mdm")
-    assert spec.layout == {"llama": "causal"}.get(layout, layout)
+    assert spec.paradigm == ("arm" if layout == "llama" else "mdm")
+    assert spec.architecture == {"llama": "causal"}.get(layout, layout)
     mask = {"llada": "<|mdm_mask|>", "dream": "<|mask|>", "llama": None, "bert": "[MASK]"}[layout]
     assert text.name_of(spec.mask_id) == mask
     ends = {"llada": "<|endoftext|>", "dream": "<|endoftext|>", "llama": "<|im_end|>", "bert": "[SEP]"}
@@ -120,7 +120,7 @@ def test_shift_is_overruled(tmp_path):
 
 def test_a_causal_model_with_a_mask_id_denoises(tmp_path):
     model = fs.load(tiny(tmp_path / "m", "llama"), device="cpu", mask_id=300)
-    assert (model.spec.family, model.spec.shift, model.spec.mask_id) == ("mdm", True, 300)
+    assert (model.spec.paradigm, model.spec.shift, model.spec.mask_id) == ("mdm", True, 300)
 
 
 def test_a_causal_model_that_keeps_its_mask_cannot_denoise(tmp_path, monkeypatch):
@@ -208,12 +208,12 @@ def test_a2d_is_its_base_model_read_both_ways(tmp_path):
         num_key_value_heads=2, head_dim=8, tie_word_embeddings=True,
     )  # fmt: skip
     module = transformers.Qwen3ForCausalLM(config).eval()
-    folder = fs.write_checkpoint(tmp_path / "a2d", module, tokenizer=fs.load(source, device="cpu").text.tokenizer)
+    folder = fs.write_checkpoint(tmp_path / "a2d", module, tokenizer=fs.load(source, device="cpu").tokenizer.tokenizer)
     edit(folder / "config.json", architectures=["A2DQwen3LMHeadModel"], model_type="a2d-qwen3")
     model = fs.load(folder, device="cpu")
-    assert (model.spec.layout, model.spec.family, model.spec.shift) == ("a2d", "mdm", False)
+    assert (model.spec.architecture, model.spec.paradigm, model.spec.shift) == ("a2d", "mdm", False)
     assert model.module.config.model_type == "qwen3"
-    assert model.text.name_of(model.spec.mask_id) == "<|mask|>"
+    assert model.tokenizer.name_of(model.spec.mask_id) == "<|mask|>"
     ids = torch.randint(0, 300, (1, 7))
     with torch.no_grad():
         assert torch.equal(model.module(ids, is_causal=False).logits, module(ids, is_causal=False).logits)
@@ -223,7 +223,12 @@ def test_an_illada_folder_opens_with_mask_5(tmp_path):
     folder = tiny(tmp_path / "m", "llama")
     edit(folder / "config.json", architectures=["iLLaDAModelLM"], rope_theta=500000.0)
     model = fs.load(folder, device="cpu")
-    assert (model.spec.layout, model.spec.family, model.spec.mask_id, model.spec.shift) == ("illada", "mdm", 5, False)
+    assert (model.spec.architecture, model.spec.paradigm, model.spec.mask_id, model.spec.shift) == (
+        "illada",
+        "mdm",
+        5,
+        False,
+    )
 
 
 # --- where and in which precision ------------------------------------------------------------------------------------
@@ -369,7 +374,7 @@ def test_code_of_a_checkpoint_runs_when_the_user_says_so_and_the_spec_tells(tmp_
     edit(folder / "config.json", architectures=["OwnModel"], auto_map={"AutoModelForCausalLM": "modeling_own.OwnModel"})
     model = fs.load(folder, device="cpu", trust_remote_code=True)
     assert type(model.module).__name__ == "OwnModel"
-    assert (model.spec.remote_code, model.spec.family, model.spec.layout) == (True, "arm", "remote")
+    assert (model.spec.remote_code, model.spec.paradigm, model.spec.architecture) == (True, "arm", "remote")
     plain = fs.load(tiny(tmp_path / "plain", "llama"), device="cpu", trust_remote_code=True)
     assert plain.spec.remote_code is False  # a row of the table opens it, so there was nothing to run
 

@@ -12,7 +12,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import PreTrainedTokenizerFast
 
 from floatscope.errors import UserError
-from floatscope.models.text import Text, open_text
+from floatscope.models.text import ModelTokenizer, open_text
 
 WORDS = "héllo wörld, 𝄞 floats!\n\tyes  no"
 ANY = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -26,7 +26,7 @@ def texts(tmp_path_factory):
 
 def templated(tokenizer, template):
     tokenizer.chat_template = template
-    return Text(tokenizer)
+    return ModelTokenizer(tokenizer)
 
 
 def byte_level(trim: bool) -> PreTrainedTokenizerFast:
@@ -72,7 +72,7 @@ def test_a_token_of_a_byte_stands_for_its_character(texts, layout, text):
 @given(text=st.text("ab .\n𝄞", max_size=12).map(lambda text: text.lstrip(" ")))  # trimmed, a first space is lost
 @example("a  b.\n a   ")
 def test_space_around_a_token_does_not_count(trim, text):
-    located = Text(byte_level(trim)).locate(text)
+    located = ModelTokenizer(byte_level(trim)).locate(text)
     by_byte = [i for i, character in enumerate(text) for _ in character.encode()]
     at, covers = 0, []
     for token in located.ids:
@@ -125,7 +125,7 @@ def test_special_tokens_stand_for_nothing(texts):
 def test_an_unknown_word_stands_for_itself():
     backend = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    text = Text(PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]"))
+    text = ModelTokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]"))
     assert text.locate("a œuf a").ids == [1, 0, 1]
     assert text.locate("a œuf a").covers == [(0, 1), (2, 5), (6, 7)]
 
@@ -134,7 +134,7 @@ def test_what_is_normalised_is_counted_in_what_was_given():
     backend = Tokenizer(models.WordPiece({"[UNK]": 0, "é": 1, "b": 2}, unk_token="[UNK]"))
     backend.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(" "), "removed")
-    text = Text(PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]"))
+    text = ModelTokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]"))
     located = text.locate("E\u0301 B")
     assert located.ids == [1, 2]
     assert located.covers[0][0] == 0
@@ -170,7 +170,7 @@ def test_a_tokenizer_without_offsets_leaves_nothing_known(texts):
             return texts["llada"].tokenizer(text, **how)
 
     for chat in (False, True):
-        located = Text(Slow()).locate("hi", chat)
+        located = ModelTokenizer(Slow()).locate("hi", chat)
         assert (located.ids, located.covers) == (texts["llada"].encode("hi", chat), None)
 
 

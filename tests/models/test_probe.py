@@ -64,7 +64,7 @@ def test_a_causal_model_that_looks_both_ways_is_refused(tmp_path):
     )
     with pytest.raises(fs.UserError, match=said):
         fs.load(folder, device="cpu")
-    assert fs.load(folder, device="cpu", mask_id=4).spec.family == "mdm"
+    assert fs.load(folder, device="cpu", mask_id=4).spec.paradigm == "mdm"
 
 
 def test_roberta_counts_from_its_padding_as_a_causal_model_too(tmp_path):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import floatscope as fs
 from floatscope.models import text as module
-from floatscope.models.text import Text, open_text
+from floatscope.models.text import ModelTokenizer, open_text
 
 WORDS = "héllo wörld, 𝄞 floats!\n\tyes  no"
 
@@ -72,7 +72,7 @@ def test_word_pieces_show_their_spaces_and_special_tokens_just_their_names():
     names = ["[UNK]", "[CLS]", "[MASK]", "float", "##ing", "anchor", "##s"]
     backend = Tokenizer(models.WordPiece({name: i for i, name in enumerate(names)}, unk_token="[UNK]"))
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.Whitespace(), decoders.WordPiece()
-    text = Text(PreTrainedTokenizerFast(tokenizer_object=backend, cls_token="[CLS]", mask_token="[MASK]"))
+    text = ModelTokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, cls_token="[CLS]", mask_token="[MASK]"))
     ids = [1, *text.encode("floating anchors"), 2, *text.encode("floats")]
     assert text.pieces(ids) == ["[CLS]", "float", "ing", " anchor", "s", "[MASK]", "float", "s"]
 
@@ -132,7 +132,7 @@ def test_messages_need_the_template(texts):
 
 def test_a_folder_without_a_tokenizer_takes_ids(tmp_path):
     model = fs.load(tiny(tmp_path / "m", vocabulary=64), device="cpu")
-    assert model.text is None
+    assert model.tokenizer is None
     assert (model.spec.mask_id, model.spec.eos_id) == (63, 62)
 
 
@@ -220,7 +220,7 @@ def test_code_of_a_tokenizer_is_not_run(tmp_path, layout):
     folder = tiny(tmp_path / "m", layout)
     (folder / "tokenization_evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     edit(folder / "tokenizer_config.json", auto_map={"AutoTokenizer": ["tokenization_evil.Evil", None]})
-    assert fs.load(folder, device="cpu").text.decode([71, 72]) == "hi"
+    assert fs.load(folder, device="cpu").tokenizer.decode([71, 72]) == "hi"
     assert not (tmp_path / "ran").exists()
 
 
@@ -282,7 +282,7 @@ def test_a_byte_no_text_has_may_lack_a_token_and_a_text_that_has_it_is_refused(t
         vocabulary["hhh"] = vocabulary.pop("Ą")  # byte 4
 
     change(folder, without_a_control)
-    text = fs.load(folder, device="cpu").text
+    text = fs.load(folder, device="cpu").tokenizer
     assert text.lacking_bytes == {4}
     assert text.decode(text.encode("plain é 語 😀\n\t")) == "plain é 語 😀\n\t"
     with pytest.raises(fs.UserError, match=r"has no token for '\\x04'; take it out of the text"):
@@ -329,7 +329,7 @@ def test_a_panic_of_the_tokenizer_is_one_sentence():
             raise PanicException("Onig: retry-limit-in-match over")
 
     with pytest.raises(fs.UserError, match=r"the tokenizer of m cannot read this text \(Onig: retry-limit"):
-        module.Text(Broken(), "m").encode("aaaa!")
+        module.ModelTokenizer(Broken(), "m").encode("aaaa!")
 
 
 def test_a_text_is_shown_in_a_line(texts):

@@ -29,10 +29,10 @@ def test_a_module_written_again_is_the_same(tmp_path, layout):
     model = fs.load(tiny(tmp_path / "a", layout, shards=2), device="cpu")
     ids = {"mask_token_id": model.spec.mask_id} if model.spec.mask_id else {}
     writes = layout if layout in ("llada", "dream") else "native"
-    again = fs.write_checkpoint(tmp_path / "b", model.module, writes, tokenizer=model.text.tokenizer, ids=ids)
+    again = fs.write_checkpoint(tmp_path / "b", model.module, writes, tokenizer=model.tokenizer.tokenizer, ids=ids)
     second = fs.load(again, device="cpu")
     assert second.spec.mask_id == model.spec.mask_id
-    assert second.text.encode("hi, ö") == model.text.encode("hi, ö")
+    assert second.tokenizer.encode("hi, ö") == model.tokenizer.encode("hi, ö")
     for key, tensor in model.module.state_dict().items():
         assert torch.equal(second.module.state_dict()[key], tensor)
     tokens = torch.randint(0, 256, (1, 9))
@@ -119,7 +119,7 @@ def test_a_folder_written_again_keeps_nothing_of_another_layout(tmp_path):
     tiny(tmp_path / "m", "dream", shards=3)
     again = tiny(tmp_path / "m", "bert")
     assert {p.name for p in again.iterdir()} == {p.name for p in tiny(tmp_path / "new", "bert").iterdir()}
-    assert fs.load(again, device="cpu").spec.layout == "bert"
+    assert fs.load(again, device="cpu").spec.architecture == "bert"
 
 
 @pytest.mark.parametrize(

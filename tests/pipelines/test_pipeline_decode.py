@@ -21,7 +21,7 @@ from transformers import (
 import floatscope as fs
 from floatscope.canvas import Regions
 from floatscope.sampling import SAMPLERS
-from floatscope.schema import FIELDS, GROUPS, State, fields_of
+from floatscope.schema import FIELDS, GROUPS, State, fields_at_level
 
 SHAPE = {
     "vocab_size": 50,
@@ -64,7 +64,7 @@ def same(one: fs.Trace, other: fs.Trace, rtol: float = 1e-4, atol: float = 1e-5)
 def attention_of(model: fs.Model, canvas: fs.CanvasState) -> list[torch.Tensor]:
     """Eager attention [batch, head, query, key] of every layer over the whole canvas."""
     valid, module = canvas.valid.long(), model.module
-    extra = {} if model.spec.name == "encoder" else {"is_causal": model.spec.family == "arm", "use_cache": False}
+    extra = {} if model.spec.name == "encoder" else {"is_causal": model.spec.paradigm == "arm", "use_cache": False}
     before = module.config._attn_implementation
     module.set_attn_implementation("eager")
     try:
@@ -94,8 +94,8 @@ def test_watching_changes_no_token(llada):
 
 @pytest.mark.parametrize("keep", ["summary", "heads", "rows", "full"])
 def test_a_trace_keeps_what_its_level_says(llada, keep):
-    trace, _ = fs.decode(llada, PROMPTS, new_tokens=8, steps=4, watch=fs.Watch(keep=keep)).traces
-    without_regions = set(fields_of(keep)) - {"regions", "rollout", "row_regions"}
+    trace, _ = fs.decode(llada, PROMPTS, new_tokens=8, steps=4, watch=fs.Watch(level=keep)).traces
+    without_regions = set(fields_at_level(keep)) - {"regions", "rollout", "row_regions"}
     assert set(trace.arrays) & set(FIELDS) == without_regions
     n = len(PROMPTS[0]) + 8
     assert trace.arrays["received"].shape == (4, 3, len(GROUPS), n)
@@ -198,24 +198,24 @@ def test_infilling_appends_nothing_unless_asked():
 def test_what_stands_behind_is_seen_and_never_filled(kind, sampler):
     model, behind = model_of(kind), [MASK, MASK, 7, MASK]
     how = {"new_tokens": 6, "block": 3, "sampler": sampler}
-    out = fs.decode(model, PROMPTS, behind=behind, **how)
+    out = fs.decode(model, PROMPTS, suffix=behind, **how)
     for step in out:
         assert step.after.tokens[:, -4:].tolist() == [behind, behind]
         assert step.commits.position.lt(out.answer_start + 6).all()
     assert out.generated == [row[7:13] for row in out.tokens.tolist()]
     assert not any(MASK in new for new in out.generated)
     canvas = torch.tensor([PROMPTS[0] + [MASK] * 6 + behind])
-    first = fs.decode(model, PROMPTS[0], behind=behind, **how).steps[0].before.tokens
+    first = fs.decode(model, PROMPTS[0], suffix=behind, **how).steps[0].before.tokens
     assert torch.equal(first, canvas)
 
 
 def test_what_cannot_stand_behind_is_refused():
     with pytest.raises(fs.UserError, match="arm writes from left to right: nothing can stand behind its answer"):
-        fs.decode(model_of("arm"), PROMPTS, behind=[1], new_tokens=2)
+        fs.decode(model_of("arm"), PROMPTS, suffix=[1], new_tokens=2)
     with pytest.raises(fs.UserError, match="token 99 is not in unshifted's vocabulary"):
-        fs.decode(model_of("unshifted"), PROMPTS, behind=[99], new_tokens=2)
+        fs.decode(model_of("unshifted"), PROMPTS, suffix=[99], new_tokens=2)
     with pytest.raises(fs.UserError, match="is asked for no new tokens: nothing can stand behind its answer"):
-        fs.decode(model_of("unshifted"), [[1, MASK]], behind=[1], infill=True)
+        fs.decode(model_of("unshifted"), [[1, MASK]], suffix=[1], infill=True)
 
 
 def test_padding_is_the_pad_token():
@@ -431,7 +431,7 @@ def test_what_a_model_cannot_hold_is_refused_with_the_number():
 def test_under_autocast_the_fields_are_still_fp32(llada):
     regions = Regions.from_spans([{"prompt": [(0, 7)], "answer": [(7, 15)]}], 15)
     with torch.autocast("cpu", torch.bfloat16):
-        out = fs.decode(llada, PROMPTS[:1], new_tokens=8, steps=2, watch=fs.Watch(keep="rows"), regions=regions)
+        out = fs.decode(llada, PROMPTS[:1], new_tokens=8, steps=2, watch=fs.Watch(level="rows"), regions=regions)
     rows, member = (torch.tensor(out.traces[0].arrays[name]) for name in ("rows", "region_member"))
     got = torch.tensor(out.traces[0].arrays["row_regions"]).float()
     torch.testing.assert_close(got, (rows @ member.float()).half().float(), rtol=0, atol=0)

@@ -17,7 +17,7 @@ import floatscope as fs
 from floatscope.analysis.evaluations import PREDICTIONS, open_evaluation, read_predictions
 from floatscope.errors import UserError
 from floatscope.lab.twins.heldout import read
-from floatscope.pipelines.evaluate import evaluate
+from floatscope.pipelines.evaluate import plan_evaluation
 from floatscope.pipelines.posing import choose
 from floatscope.tasks.prompt import prompt_of
 from floatscope.tasks.sample import Passage, Sample
@@ -37,7 +37,7 @@ def arm():
 
 
 def asked(model, out, samples=None, **settings):
-    return list(evaluate(model, samples or read("reading-5")[:7], out, **{**HOW, **settings}))
+    return list(plan_evaluation(model, samples or read("reading-5")[:7], out, **{**HOW, **settings}))
 
 
 @pytest.mark.parametrize("family", ["arm", "mdm"])
@@ -82,22 +82,22 @@ def test_without_passages_nobody_can_know(mdm, tmp_path):
 
 def test_shots_are_other_samples_with_their_answers(mdm, tmp_path):
     samples = read("reading-1")[:5]
-    made = evaluate(mdm, samples, tmp_path / "shots", shots=2, **HOW)
+    made = plan_evaluation(mdm, samples, tmp_path / "shots", shots=2, **HOW)
     for item in made.items:
         shown = [other for other in samples if other.question in item.prompt.text and other.id != item.sample.id]
         assert len(shown) == 2
         assert all(other.answers[0] in item.prompt.text for other in shown)
         assert item.prompt.text.endswith(prompt_of(item.sample).text.rpartition("Question:")[2])
-    again = evaluate(mdm, samples, tmp_path / "again", shots=2, **HOW)
+    again = plan_evaluation(mdm, samples, tmp_path / "again", shots=2, **HOW)
     assert [item.prompt for item in made.items] == [item.prompt for item in again.items]
     with pytest.raises(UserError, match="5 shots need as many other samples"):
-        evaluate(mdm, samples, tmp_path / "many", shots=5, **HOW)
+        plan_evaluation(mdm, samples, tmp_path / "many", shots=5, **HOW)
 
 
 def test_what_is_too_long_loses_whole_passages_and_it_is_said(mdm, tmp_path):
     short = replace(mdm, spec=replace(mdm.spec, context=100))
-    made = evaluate(short, read("reading-5")[:4], tmp_path / "cut", **HOW)
-    assert "lost passages or shots" in made.told[0]
+    made = plan_evaluation(short, read("reading-5")[:4], tmp_path / "cut", **HOW)
+    assert "lost passages or shots" in made.notes[0]
     for item, sample in zip(made.items, read("reading-5"), strict=False):
         assert len(item.ids) + 6 <= 100
         assert sample.question in item.prompt.text
@@ -105,27 +105,27 @@ def test_what_is_too_long_loses_whole_passages_and_it_is_said(mdm, tmp_path):
         assert set(item.sample.passages) <= set(sample.passages)
     tiny = replace(mdm, spec=replace(mdm.spec, context=12))
     with pytest.raises(UserError, match="reading-5-0"):
-        evaluate(tiny, read("reading-5")[:1], tmp_path / "none", **HOW)
+        plan_evaluation(tiny, read("reading-5")[:1], tmp_path / "none", **HOW)
 
 
 def test_without_a_tokenizer_nothing_can_be_asked(mdm, tmp_path):
     with pytest.raises(UserError, match="has no tokenizer, so it cannot be asked in words"):
-        evaluate(replace(mdm, text=None), read("reading-5")[:2], tmp_path / "e", **HOW)
+        plan_evaluation(replace(mdm, text=None), read("reading-5")[:2], tmp_path / "e", **HOW)
 
 
 def test_shots_are_drawn_from_those_that_have_an_answer(mdm, tmp_path):
     samples = [*(replace(sample, answers=()) for sample in read("unanswerable")[:3]), *read("reading-1")[:2]]
-    made = evaluate(mdm, samples, tmp_path / "one", shots=1, **HOW)
-    assert made.told == []  # nothing was too long
+    made = plan_evaluation(mdm, samples, tmp_path / "one", shots=1, **HOW)
+    assert made.notes == []  # nothing was too long
     with pytest.raises(UserError, match="2 shots need as many other samples with an answer, and there are 1 beside"):
-        evaluate(mdm, samples, tmp_path / "two", shots=2, **HOW)
+        plan_evaluation(mdm, samples, tmp_path / "two", shots=2, **HOW)
 
 
 def test_attention_is_that_of_the_deciding_rows(mdm, tmp_path):
     """Against the trace of the same decoding: rows up to the end of the answer, mean over layers and heads."""
     samples = read("reading-5")[:2]
     asked(mdm, tmp_path / "e", samples, attention=True, trace=2, batch=2)
-    made = evaluate(mdm, samples, tmp_path / "e", attention=True, trace=2, **{**HOW, "batch": 2})
+    made = plan_evaluation(mdm, samples, tmp_path / "e", attention=True, trace=2, **{**HOW, "batch": 2})
     list(made.traces())
     table = open_evaluation(tmp_path / "e").table.set_index("sample")
     for trace in fs.open_run(tmp_path / "e" / "traces"):
@@ -153,7 +153,7 @@ def test_extra_masks_stay_and_filler_stands_behind(mdm, tmp_path):
 
 @pytest.mark.parametrize("extra", [1, 6, 8])
 def test_there_are_as_many_extra_masks_as_were_asked_for(extra, mdm, tmp_path):
-    made = evaluate(mdm, read("reading-1")[:2], tmp_path / "e", extra_masks=extra, **HOW)
+    made = plan_evaluation(mdm, read("reading-1")[:2], tmp_path / "e", extra_masks=extra, **HOW)
     decoding = made._decode(made.items)
     longest = max(len(item.ids) for item in made.items)
     for step in decoding:
@@ -165,7 +165,7 @@ def test_there_are_as_many_extra_masks_as_were_asked_for(extra, mdm, tmp_path):
 
 def test_nothing_stands_behind_an_autoregressive_answer(arm, tmp_path):
     with pytest.raises(UserError, match="writes from left to right"):
-        evaluate(arm, read("reading-1")[:2], tmp_path / "e", extra_masks=4, **HOW)
+        plan_evaluation(arm, read("reading-1")[:2], tmp_path / "e", extra_masks=4, **HOW)
 
 
 def test_abstaining_is_right_where_there_is_no_answer(mdm, tmp_path):
@@ -209,11 +209,11 @@ def test_a_killed_evaluation_goes_on_to_the_same_bytes(mdm, tmp_path):
 def test_other_settings_are_refused(mdm, tmp_path):
     asked(mdm, tmp_path / "e")
     with pytest.raises(UserError, match="cannot be resumed with other settings"):
-        evaluate(mdm, read("reading-5")[:7], tmp_path / "e", passages=0, **HOW)
+        plan_evaluation(mdm, read("reading-5")[:7], tmp_path / "e", passages=0, **HOW)
 
 
 def test_a_folder_of_traces_is_no_evaluation(mdm, tmp_path):
-    list(fs.trace_samples(mdm, ["What floats?"], tmp_path / "t", new_tokens=4))
+    list(fs.plan_trace(mdm, ["What floats?"], tmp_path / "t", new_tokens=4))
     with pytest.raises(UserError, match="a run of traces, not of scores"):
         open_evaluation(tmp_path / "t")
     with pytest.raises(UserError, match="t holds a run of traces, and this would be another kind of run"):

@@ -14,14 +14,14 @@ import floatscope as fs
 from floatscope.analysis.evaluations import PREDICTIONS, open_evaluation
 from floatscope.analysis.experiments import EXPERIMENT, VALUES, effects, read_experiment
 from floatscope.analysis.floating import floating_index, tops
-from floatscope.analysis.look import Look
+from floatscope.analysis.look import TraceView
 from floatscope.cli.main import app
 from floatscope.errors import UserError
-from floatscope.interventions.arm import Arm, arms_of
+from floatscope.interventions.arm import Condition, build_conditions
 from floatscope.interventions.recipes import RECIPES
 from floatscope.lab.twins.heldout import read
-from floatscope.pipelines.evaluate import evaluate
-from floatscope.pipelines.intervene import experiment
+from floatscope.pipelines.evaluate import plan_evaluation
+from floatscope.pipelines.intervene import plan_intervention
 from floatscope.reports.intervened import intervened
 from floatscope.reports.page import write_page
 from floatscope.tasks.prompt import prompt_of
@@ -29,7 +29,11 @@ from floatscope.tasks.sample import Sample
 
 HOW = {"new_tokens": 4, "batch": 3}
 FEW = read("reading-1")[:4]
-MASKED = [Arm("baseline"), *arms_of("mask_anchors(k=2)", draws=2), *arms_of("spread(steps=[999])", None, name="never")]
+MASKED = [
+    Condition("baseline"),
+    *build_conditions("mask_anchors(k=2)", draws=2),
+    *build_conditions("spread(steps=[999])", None, name="never"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +45,7 @@ def models():
 def made(request, models, tmp_path_factory):
     """The model and the folder of an experiment that was not broken off."""
     path = tmp_path_factory.mktemp(request.param) / "whole"
-    list(experiment(models[request.param], FEW, path, MASKED, **HOW))
+    list(plan_intervention(models[request.param], FEW, path, MASKED, **HOW))
     return models[request.param], path
 
 
@@ -51,20 +55,20 @@ def lines(path, arm):
 
 def test_what_is_broken_off_and_resumed_has_the_bytes_of_what_was_not(made, tmp_path):
     model, whole = made
-    for at, _ in enumerate(experiment(model, FEW, tmp_path / "cut", MASKED, **HOW)):
+    for at, _ in enumerate(plan_intervention(model, FEW, tmp_path / "cut", MASKED, **HOW)):
         if at == 2:
             break  # between the batches of the second arm
     file = tmp_path / "cut" / "edited" / PREDICTIONS
     assert len(lines(tmp_path / "cut", "edited")) == 3
     file.write_bytes(file.read_bytes() + b'{"id": "reading')  # and killed while it wrote
-    again = experiment(model, FEW, tmp_path / "cut", MASKED, **HOW)
+    again = plan_intervention(model, FEW, tmp_path / "cut", MASKED, **HOW)
     assert again.finished == 4 + 3
     assert [arm.name for arm, _ in again] == ["edited", *(arm.name for arm in MASKED[2:] for _ in range(2))]
     assert again.finished == again.total == 4 * len(MASKED)
     for arm in MASKED:
         assert (tmp_path / "cut" / arm.name / PREDICTIONS).read_bytes() == (whole / arm.name / PREDICTIONS).read_bytes()
     assert (tmp_path / "cut" / EXPERIMENT).read_bytes() == (whole / EXPERIMENT).read_bytes()
-    assert list(experiment(model, FEW, whole, MASKED, **HOW)) == []
+    assert list(plan_intervention(model, FEW, whole, MASKED, **HOW)) == []
 
 
 def in_order(trace):
@@ -86,7 +90,7 @@ def test_measures_are_those_of_the_analyses(made):
     )
     told = {line["id"]: line["measures"] for line in lines(path, "edited")}
     for sample, trace in zip(FEW, watched.traces, strict=True):
-        look = Look(trace)
+        look = TraceView(trace)
         assert told[sample.id]["order"] == pytest.approx(in_order(trace))
         assert told[sample.id]["floating"] == pytest.approx(floating_index(tops(look))["within"].mean())
         prompt, answer = prompt_of(sample).text, sample.answers[0]
@@ -131,7 +135,7 @@ def test_effects_are_what_the_lines_say(made):
 def test_only_likelihoods_are_those_of_the_whole(made, tmp_path):
     model, path = made
     arms = MASKED[:2]
-    list(experiment(model, FEW, tmp_path / "nll", arms, nll_only=True, **HOW))
+    list(plan_intervention(model, FEW, tmp_path / "nll", arms, nll_only=True, **HOW))
     for arm in arms:
         only, whole = lines(tmp_path / "nll", arm.name), lines(path, arm.name)
         assert only == [{"id": line["id"], "measures": {"nll": line["measures"]["nll"]}} for line in whole]
@@ -142,19 +146,23 @@ def test_only_likelihoods_are_those_of_the_whole(made, tmp_path):
         open_evaluation(tmp_path / "nll" / "edited")
     write_page(intervened([tmp_path / "nll"]), tmp_path / "page.html")
     with pytest.raises(UserError, match="another kind of run"):
-        experiment(model, FEW, tmp_path / "nll", arms, **HOW)
+        plan_intervention(model, FEW, tmp_path / "nll", arms, **HOW)
 
 
 def test_what_is_not_defined_is_null(models, tmp_path):
     samples = [Sample("none", "What floats?", ()), Sample("long", "What sinks?", ("a very long answer indeed, is it",))]
-    list(evaluate(models["arm"], samples, tmp_path / "e", measure=True, new_tokens=2))
+    list(plan_evaluation(models["arm"], samples, tmp_path / "e", measure=True, new_tokens=2))
     assert [line["measures"]["nll"] for line in lines(tmp_path, "e")] == [None, None]
     assert open_evaluation(tmp_path / "e").table["nll"].dtype == float
 
 
 def test_conditions_have_samples_of_their_own(models, tmp_path):
-    arms = [Arm("baseline"), *arms_of("drop_bos", None), *arms_of("spread", None, name="late", condition="b")]
-    made = experiment(models["arm"], {"a": FEW[:2], "b": FEW[2:]}, tmp_path / "c", arms, nll_only=True, **HOW)
+    arms = [
+        Condition("baseline"),
+        *build_conditions("drop_bos", None),
+        *build_conditions("spread", None, name="late", condition="b"),
+    ]
+    made = plan_intervention(models["arm"], {"a": FEW[:2], "b": FEW[2:]}, tmp_path / "c", arms, nll_only=True, **HOW)
     list(made)
     told = effects([tmp_path / "c"])
     assert told[["condition", "arm"]].to_numpy().tolist() == [
@@ -165,9 +173,9 @@ def test_conditions_have_samples_of_their_own(models, tmp_path):
 
 def test_a_region_that_only_some_samples_have_can_be_knocked_out(models, tmp_path):
     samples = [FEW[0], Sample("bare", "What floats?", ("wood",))]
-    arms = [Arm("baseline"), *arms_of("knock_out(keys='gold')", draws=1)]
+    arms = [Condition("baseline"), *build_conditions("knock_out(keys='gold')", draws=1)]
     with pytest.warns(UserWarning, match="picked nothing"):
-        list(experiment(models["mdm"], samples, tmp_path / "k", arms, nll_only=True, new_tokens=6, batch=1))
+        list(plan_intervention(models["mdm"], samples, tmp_path / "k", arms, nll_only=True, new_tokens=6, batch=1))
     asked = ({line["id"]: line["measures"]["nll"] for line in lines(tmp_path / "k", arm.name)} for arm in arms[:2])
     before, after = asked
     assert after["bare"] == pytest.approx(before["bare"])
@@ -177,37 +185,40 @@ def test_a_region_that_only_some_samples_have_can_be_knocked_out(models, tmp_pat
 @pytest.mark.parametrize(
     ("arms", "said"),
     [
-        ([Arm("baseline"), *arms_of("spread(layers=[99])", None)], "acts on layer 99, and twin:arm has layers 0 to 7"),
-        ([Arm("baseline"), *arms_of("knock_out(keys='godl')", None)], "did you mean 'gold'"),
-        ([Arm("baseline"), *arms_of("freeze", None)], "has new ones at every step"),
-        (arms_of("spread", None), "the first arm of an experiment is its baseline"),
-        ([Arm("baseline"), Arm("baseline")], "two arms are called 'baseline'"),
-        ([Arm("baseline"), Arm("../x")], "cannot be the name of a folder"),
-        ([Arm("baseline"), Arm("x", control_of="y")], "a control of 'y', and there is no such arm"),
-        ([Arm("baseline"), Arm("x", condition="y")], "asked on 'y', and there are no such samples"),
+        (
+            [Condition("baseline"), *build_conditions("spread(layers=[99])", None)],
+            "acts on layer 99, and twin:arm has layers 0 to 7",
+        ),
+        ([Condition("baseline"), *build_conditions("knock_out(keys='godl')", None)], "did you mean 'gold'"),
+        ([Condition("baseline"), *build_conditions("freeze", None)], "has new ones at every step"),
+        (build_conditions("spread", None), "the first arm of an experiment is its baseline"),
+        ([Condition("baseline"), Condition("baseline")], "two arms are called 'baseline'"),
+        ([Condition("baseline"), Condition("../x")], "cannot be the name of a folder"),
+        ([Condition("baseline"), Condition("x", control_of="y")], "a control of 'y', and there is no such arm"),
+        ([Condition("baseline"), Condition("x", subset="y")], "asked on 'y', and there are no such samples"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_written(arms, said, models, tmp_path):
     with pytest.raises(UserError, match=said):
-        experiment(models["arm"], FEW, tmp_path / "wrong", arms, **HOW)
+        plan_intervention(models["arm"], FEW, tmp_path / "wrong", arms, **HOW)
     assert not (tmp_path / "wrong").exists()
 
 
 def test_other_edits_are_another_experiment(made):
     model, path = made
     with pytest.raises(UserError, match=r"cannot be resumed with other settings: edits: .*k=2.*k=3"):
-        experiment(model, FEW, path, [Arm("baseline"), *arms_of("mask_anchors(k=3)")], **HOW)
+        plan_intervention(model, FEW, path, [Condition("baseline"), *build_conditions("mask_anchors(k=3)")], **HOW)
     unnamed = [fs.Edit("sink", amount=score) for score in (0.0, 1.0)]  # both are called sink
-    list(evaluate(model, FEW[:1], path.parent / "sink", edits=unnamed[0], nll_only=True, **HOW))
+    list(plan_evaluation(model, FEW[:1], path.parent / "sink", edits=unnamed[0], nll_only=True, **HOW))
     with pytest.raises(UserError, match="edits_sha256"):
-        evaluate(model, FEW[:1], path.parent / "sink", edits=unnamed[1], nll_only=True, **HOW)
+        plan_evaluation(model, FEW[:1], path.parent / "sink", edits=unnamed[1], nll_only=True, **HOW)
 
 
 def test_lines_along_an_axis_are_drawn_with_their_controls(models, tmp_path):
-    arms = [Arm("baseline")]
+    arms = [Condition("baseline")]
     for k in (1, 3):
-        arms += arms_of(f"spread(k={k})", draws=1, name=f"spread-{k}", value=float(k), series="spread")
-    list(experiment(models["arm"], FEW[:2], tmp_path / "x", arms, nll_only=True, **HOW))
+        arms += build_conditions(f"spread(k={k})", draws=1, name=f"spread-{k}", value=float(k), series="spread")
+    list(plan_intervention(models["arm"], FEW[:2], tmp_path / "x", arms, nll_only=True, **HOW))
     (section,) = intervened([tmp_path / "x"]).sections
     chart = section.charts[0]
     assert (chart.title, chart.x) == ("Unlikeliness of the right answer, spread", [1.0, 3.0])

@@ -53,7 +53,7 @@ def tail(model: fs.Model, stream: torch.Tensor) -> torch.Tensor:
 
 def restated(model: fs.Model, prompt: list[int], k: int, **settings) -> list[tuple]:
     """Of one prompt alone: a forward of the whole canvas at every step, its hidden states, and loops."""
-    causal = model.spec.family == "arm"
+    causal = model.spec.paradigm == "arm"
     out, rows = fs.decode(model, [prompt], watch=LIFT, **settings), []
     for step in out:
         tokens = step.before.tokens

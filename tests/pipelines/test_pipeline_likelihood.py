@@ -116,7 +116,7 @@ def test_settings_are_those_of_decode(kind):
     model = model_of(kind)
     how = {"temperature": 1.0, "seed": 3, "samples": ["a", "b", "c"], "watch": fs.Watch()}
     how |= {} if kind == "arm" else {"sampler": "random"}
-    out = fs.decode(model, PROMPTS, forced=FORCED, **how)
+    out = fs.decode(model, PROMPTS, target_ids=FORCED, **how)
     total = [0.0] * 3
     for commits in (step.commits for step in out):
         for b, position, p in zip(commits.sample, commits.position, commits.confidence, strict=True):
@@ -139,7 +139,7 @@ def test_an_answer_that_cannot_come_is_infinitely_unlikely():
 
 @pytest.mark.parametrize("kind", ["arm", "unshifted", "shifted"])
 def test_forced_tokens_are_written_and_ends_stop_nothing(kind):
-    out = fs.decode(model_of(kind), PROMPTS, forced=FORCED)
+    out = fs.decode(model_of(kind), PROMPTS, target_ids=FORCED)
     start = out.answer_start
     assert out.tokens[:, start:].tolist() == FORCED
     assert out.generated == ANSWERS
@@ -152,7 +152,7 @@ def test_forcing_what_it_would_say_changes_nothing(kind):
     how = {"new_tokens": NEW, "stop": False, "watch": fs.Watch()}
     free = fs.decode(model_of(kind), PROMPTS, **how)
     said = free.tokens[:, free.answer_start :].tolist()
-    forced = fs.decode(model_of(kind), PROMPTS, forced=said, **how)
+    forced = fs.decode(model_of(kind), PROMPTS, target_ids=said, **how)
     for a, b in zip(free, forced, strict=True):
         for name in ("sample", "position", "row", "token", "confidence"):
             assert torch.equal(getattr(a.commits, name), getattr(b.commits, name))
@@ -251,15 +251,15 @@ def test_the_space_before_an_answer_stands_once(twins):
 
 def test_in_a_conversation_the_answer_begins_the_turn_and_the_end_of_the_turn_ends_it(tmp_path):
     model = fs.load(fs.write_random(tmp_path / "llada", layers=2, width=32), device="cpu")
-    assert model.text is not None
-    assert model.text.has_template
-    model = fs.Model(model.module, replace(model.spec, eot_id=7), model.text)
-    eos, answer = model.spec.eos_id, model.text.encode("wood")[len(model.text.encode("")) :]
+    assert model.tokenizer is not None
+    assert model.tokenizer.has_template
+    model = fs.Model(model.module, replace(model.spec, eot_id=7), model.tokenizer)
+    eos, answer = model.spec.eos_id, model.tokenizer.encode("wood")[len(model.tokenizer.encode("")) :]
     for chat, end in ((None, 7), (False, eos)):
-        prompt = model.text.encode("What floats?", chat=chat is None)
-        said = answer if chat is None else continuation(model.text, prompt, "wood")
+        prompt = model.tokenizer.encode("What floats?", chat=chat is None)
+        said = answer if chat is None else continuation(model.tokenizer, prompt, "wood")
         forced = [*said, end, *[eos] * (11 - len(said))]
-        p = torch.cat([step.commits.confidence for step in fs.decode(model, [prompt], forced=[forced], block=1)])
+        p = torch.cat([step.commits.confidence for step in fs.decode(model, [prompt], target_ids=[forced], block=1)])
         want = float(-p[: len(said) + 1].double().log().mean())
         assert fs.answer_nll(model, "What floats?", "wood", new_tokens=12, block=1, chat=chat) == pytest.approx([want])
 

@@ -15,7 +15,7 @@ from floatscope.analysis.stress_tests import curve, gap, read_stress
 from floatscope.cli.main import app
 from floatscope.errors import UserError
 from floatscope.lab.twins.heldout import read
-from floatscope.pipelines.stress import stress
+from floatscope.pipelines.stress import plan_stress
 from floatscope.reports.page import write_page
 from floatscope.reports.stressed import stressed
 from floatscope.tasks.index import Index
@@ -28,11 +28,11 @@ def arm():
 
 
 def test_the_gold_passage_moves_and_nothing_else(arm, tmp_path):
-    made = stress(arm, read("reading-5")[:4], tmp_path / "place", "position", new_tokens=6)
+    made = plan_stress(arm, read("reading-5")[:4], tmp_path / "place", "position", new_tokens=6)
     met = [point.name for point, _ in made]
     assert set(met) == {"gold-0", "gold-1", "gold-2", "gold-3", "gold-4", "closed-book", "oracle", "shuffled"}
     assert made.finished == made.total == 4 * 8
-    assert list(stress(arm, read("reading-5")[:4], tmp_path / "place", "position", new_tokens=6)) == []
+    assert list(plan_stress(arm, read("reading-5")[:4], tmp_path / "place", "position", new_tokens=6)) == []
     table = curve([tmp_path / "place"]).set_index("name")
     for name in met:
         own = open_evaluation(tmp_path / "place" / name).table
@@ -50,42 +50,42 @@ def shortened(model, context):
 
 def test_who_is_too_long_at_one_point_is_in_none(arm, tmp_path):
     samples = read("reading-5")[:6]
-    whole = stress(arm, samples, tmp_path / "whole", "position", new_tokens=6)
+    whole = plan_stress(arm, samples, tmp_path / "whole", "position", new_tokens=6)
     longest = {id: max(len(i.ids) for e in whole.evaluations for i in e.items if i.sample.id == id) for id in
                (sample.id for sample in samples)}  # fmt: skip
     room = sorted(longest.values())[2]
     fit = {id for id, length in longest.items() if length <= room}
     assert 0 < len(fit) < 6
-    made = stress(shortened(arm, room + 6), samples, tmp_path / "few", "position", new_tokens=6)
+    made = plan_stress(shortened(arm, room + 6), samples, tmp_path / "few", "position", new_tokens=6)
     for own, other in zip(made.evaluations, whole.evaluations, strict=True):
-        assert own.told == []
+        assert own.notes == []
         asked = [(i.sample.id, i.prompt.text) for i in other.items if i.sample.id in fit]
         assert [(i.sample.id, i.prompt.text) for i in own.items] == asked
     sentence = f"{6 - len(fit)} of 6 samples are longer at some point than the {room + 6} tokens twin:arm was trained"
-    assert made.told == [f"{sentence} for, so they are in none"]
+    assert made.notes == [f"{sentence} for, so they are in none"]
     list(made)
-    assert read_stress(tmp_path / "few")["told"] == made.told
+    assert read_stress(tmp_path / "few")["told"] == made.notes
     write_page(stressed([tmp_path / "few"]), tmp_path / "page.html")
     assert sentence in (tmp_path / "page.html").read_text()
     with pytest.raises(UserError, match=r"every sample is longer at some point than the 60 tokens .* fewer documents"):
-        stress(shortened(arm, 60), samples, tmp_path / "none", "position", new_tokens=6)
+        plan_stress(shortened(arm, 60), samples, tmp_path / "none", "position", new_tokens=6)
 
 
 def test_shots_of_those_that_are_left_fit(arm, tmp_path):
     samples = read("reading-5")[:6]
-    made = stress(shortened(arm, 196), samples, tmp_path / "s", "shots", options={"counts": (0, 1)}, new_tokens=6)
-    assert made.told
+    made = plan_stress(shortened(arm, 196), samples, tmp_path / "s", "shots", options={"counts": (0, 1)}, new_tokens=6)
+    assert made.notes
     names = {item.sample.id for evaluation in made.evaluations for item in evaluation.items}
     for evaluation in made.evaluations:
-        assert evaluation.told == []
+        assert evaluation.notes == []
         assert {item.sample.id for item in evaluation.items} == names
 
 
 def test_who_cannot_take_part_is_counted_and_told(arm, tmp_path):
     samples = [*read("reading-5")[:2], Sample("bare", "Who?", ("Jon",))]
-    made = stress(arm, samples, tmp_path / "q", "query", options={"placements": "after"}, new_tokens=4)
+    made = plan_stress(arm, samples, tmp_path / "q", "query", options={"placements": "after"}, new_tokens=4)
     sentence = "1 of 3 samples cannot take part in every point, so they are in none"
-    assert made.told == [sentence]
+    assert made.notes == [sentence]
     list(made)
     assert stressed([tmp_path / "q"]).models[0].about == f"{sentence}."
 
@@ -93,7 +93,7 @@ def test_who_cannot_take_part_is_counted_and_told(arm, tmp_path):
 def test_masks_behind_the_answer_are_watched_too(tmp_path):
     mdm = fs.load("twin:mdm", device="cpu")
     options = {"counts": (0, 3)}
-    list(stress(mdm, read("reading-5")[:2], tmp_path / "m", "masks", options=options, new_tokens=4))
+    list(plan_stress(mdm, read("reading-5")[:2], tmp_path / "m", "masks", options=options, new_tokens=4))
     table = curve([tmp_path / "m"])
     assert table["name"].tolist() == ["masks-0", "masks-3", "filler-0", "filler-3"]
     assert table["gold_lift"].notna().all()
@@ -193,7 +193,7 @@ def test_models_that_cannot_be_asked_are_refused_first(few, words, sentence):
 
 def test_mistakes_are_one_sentence(arm, tmp_path):
     with pytest.raises(UserError, match="unknown"):
-        stress(arm, read("reading-5")[:3], tmp_path / "x", "posittion")
+        plan_stress(arm, read("reading-5")[:3], tmp_path / "x", "posittion")
     with pytest.raises(UserError, match="holds no stress test"):
         curve([tmp_path])
     missing, out = str(tmp_path / "no.jsonl"), str(tmp_path / "o")

@@ -20,7 +20,7 @@ import floatscope as fs
 from floatscope.errors import UserError
 from floatscope.lab.twins.heldout import read
 from floatscope.pipelines import trace as module
-from floatscope.pipelines.trace import trace_samples
+from floatscope.pipelines.trace import plan_trace
 from floatscope.tasks.sample import Passage, Sample
 from floatscope.traces import controls, open_run
 
@@ -49,7 +49,7 @@ def twins():
 
 
 def trace(model, out, samples=SAMPLES, **settings):
-    return list(trace_samples(model, samples, out, **{**SHORT, **settings}))
+    return list(plan_trace(model, samples, out, **{**SHORT, **settings}))
 
 
 def files(run: Path) -> dict[str, bytes]:
@@ -211,7 +211,7 @@ def test_a_model_that_cannot_be_padded_gets_batches_of_one_length(models, tmp_pa
 def test_a_broken_run_goes_on_to_the_same_bytes(models, tmp_path, written):
     how = {"temperature": 1.0, "batch": 2, "watch": fs.Watch("rows")}
     trace(models["llada"], tmp_path / "unbroken", **how)
-    begun = iter(trace_samples(models["llada"], SAMPLES, tmp_path / "broken", **how, **SHORT))
+    begun = iter(plan_trace(models["llada"], SAMPLES, tmp_path / "broken", **how, **SHORT))
     early = [next(begun).sample for _ in range(written)]
     begun.close()
     assert set(open_run(tmp_path / "broken").done) == set(early)
@@ -226,7 +226,7 @@ def test_a_broken_run_goes_on_to_the_same_bytes(models, tmp_path, written):
 def test_influence_survives_a_break_and_is_a_setting_of_the_run(models, layout, tmp_path):
     how = {"samples": SAMPLES[2:], "temperature": 1.0, "batch": 2, "watch": fs.Watch(influence=True)}
     trace(models[layout], tmp_path / "unbroken", **how)
-    begun = iter(trace_samples(models[layout], out=tmp_path / "broken", **how, **SHORT))
+    begun = iter(plan_trace(models[layout], out=tmp_path / "broken", **how, **SHORT))
     next(begun)  # one of a batch of two
     begun.close()
     with pytest.raises(UserError, match=r'fields \(.*\), first at entry \d+: "influence" in the folder, nothing now'):
@@ -242,9 +242,9 @@ CHILD = """
 import json, os, signal, sys
 import floatscope as fs
 from floatscope.tasks.read import read_samples
-from floatscope.pipelines.trace import trace_samples
+from floatscope.pipelines.trace import plan_trace
 model, data, out, after = sys.argv[1:]
-for traced in trace_samples(fs.load(model, device="cpu"), read_samples(data), out, batch=3, temperature=1.0,
+for traced in plan_trace(fs.load(model, device="cpu"), read_samples(data), out, batch=3, temperature=1.0,
                             new_tokens=4, controls=(0, 1)):
     if traced.done == int(after):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -278,11 +278,11 @@ def test_what_was_deleted_is_made_again_in_its_batch(models, tmp_path):
 
 
 def test_batches_stay_what_they_were(models, tmp_path):
-    begun = iter(trace_samples(models["llada"], SAMPLES, tmp_path / "run", batch=2, **SHORT))
+    begun = iter(plan_trace(models["llada"], SAMPLES, tmp_path / "run", batch=2, **SHORT))
     next(begun)
     begun.close()
     with pytest.raises(UserError, match="cannot be resumed with other settings: plan: "):
-        trace_samples(models["llada"], SAMPLES, tmp_path / "run", batch=3, **SHORT)
+        plan_trace(models["llada"], SAMPLES, tmp_path / "run", batch=3, **SHORT)
     trace(models["llada"], tmp_path / "run")  # none asked for: as it was begun
     assert open_run(tmp_path / "run").plan == [["one", "four"], ["two", "five"], ["three"]]
     assert trace(models["llada"], tmp_path / "run", batch=3) == []  # nothing left to decode
@@ -304,9 +304,7 @@ def test_batches_stay_what_they_were(models, tmp_path):
 def test_other_settings_are_refused_before_anything_is_decoded(models, tmp_path, change, said):
     trace(models["llada"], tmp_path / "run", temperature=1.0)
     with pytest.raises(UserError) as refused:
-        trace_samples(
-            models["llada"], out=tmp_path / "run", **{"samples": SAMPLES, **SHORT, "temperature": 1.0, **change}
-        )
+        plan_trace(models["llada"], out=tmp_path / "run", **{"samples": SAMPLES, **SHORT, "temperature": 1.0, **change})
     assert said in str(refused.value)
 
 
@@ -369,7 +367,7 @@ def test_controls_may_be_added_later_and_nothing_is_made_twice(models, tmp_path)
 @pytest.mark.parametrize("keep", ["summary", "heads", "rows", "full"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_forecast_is_what_the_arrays_take(models, layout, keep, tmp_path):
-    tracing = trace_samples(models[layout], ["What?", "Who?!"], tmp_path / "run", watch=fs.Watch(keep), **SHORT)
+    tracing = plan_trace(models[layout], ["What?", "Who?!"], tmp_path / "run", watch=fs.Watch(keep), **SHORT)
     assert not (tmp_path / "run").exists()
     list(tracing)
     taken = sum(array.nbytes for made in open_run(tmp_path / "run") for array in made.arrays.values())
@@ -379,7 +377,7 @@ def test_the_forecast_is_what_the_arrays_take(models, layout, keep, tmp_path):
 @pytest.mark.parametrize("layout", ["llada", "llama"])
 def test_the_forecast_knows_influence(models, layout, tmp_path):
     watch = fs.Watch(influence=True)
-    tracing = trace_samples(models[layout], ["What?", "Who?!"], tmp_path / "run", watch=watch, **SHORT)
+    tracing = plan_trace(models[layout], ["What?", "Who?!"], tmp_path / "run", watch=watch, **SHORT)
     list(tracing)
     made = list(open_run(tmp_path / "run"))
     assert tracing.size.bytes["influence"] == sum(t.arrays["influence"].nbytes for t in made)
@@ -391,12 +389,12 @@ def test_a_disk_without_room_is_refused(models, tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**6, 0, 2 * 10**5))
     with pytest.raises(UserError, match=r"the traces need \d+ KiB and the disk of .*run has 195 KiB left: take fewer"):
-        trace_samples(models["llada"], SAMPLES, tmp_path / "deep/run", **SHORT)
+        plan_trace(models["llada"], SAMPLES, tmp_path / "deep/run", **SHORT)
     assert not (tmp_path / "deep").exists()
 
 
 def test_summaries_tell_size_and_score(models, tmp_path):
-    tracing = trace_samples(models["llada"], SAMPLES, tmp_path / "run", controls=(0,), **SHORT)
+    tracing = plan_trace(models["llada"], SAMPLES, tmp_path / "run", controls=(0,), **SHORT)
     list(tracing)
     model, control = tracing.summaries()
     assert (model.run, control.run) == (tmp_path / "run", tmp_path / "run/untrained-0")
@@ -405,7 +403,7 @@ def test_summaries_tell_size_and_score(models, tmp_path):
     scores = [made.meta["acc"] for made in open_run(tmp_path / "run") if made.meta["acc"] is not None]
     assert len(scores) == 4
     assert model.acc == np.mean(scores)
-    bare = trace_samples(models["llada"], ["What?"], tmp_path / "bare", **SHORT)
+    bare = plan_trace(models["llada"], ["What?"], tmp_path / "bare", **SHORT)
     list(bare)
     assert bare.summaries()[0].acc is None
 
@@ -421,22 +419,22 @@ def test_without_offsets_there_are_no_regions_of_the_text_and_it_is_said(models,
             return models["llada"].text.tokenizer(*args, **how)
 
     slow = replace(models["llada"], text=type(models["llada"].text)(Slow(), "slow"))
-    tracing = trace_samples(slow, SAMPLES, tmp_path / "run", **SHORT)
+    tracing = plan_trace(slow, SAMPLES, tmp_path / "run", **SHORT)
     assert tracing.note.startswith(
         "5 of 5 samples, such as 'one', have no regions but bos and answer: the tokenizer of"
     )
     list(tracing)
     assert open_run(tmp_path / "run").trace("one").coords["region"] == ("bos", "answer")
-    assert trace_samples(models["llada"], SAMPLES, tmp_path / "other", **SHORT).note is None
+    assert plan_trace(models["llada"], SAMPLES, tmp_path / "other", **SHORT).note is None
 
 
 def test_the_sample_that_does_not_fit_is_named(models, tmp_path):
     long = Sample("long", "why " * 200, ("x",))
     with pytest.raises(UserError, match=r"sample 'long' has \d+ tokens and 4 new ones are asked for: .*shorten it by"):
-        trace_samples(models["llada"], [SAMPLES[0], long], tmp_path / "run", **SHORT)
+        plan_trace(models["llada"], [SAMPLES[0], long], tmp_path / "run", **SHORT)
     masked = Sample("masked", "a <|mdm_mask|>", ("x",))
     with pytest.raises(UserError, match="sample 'masked' contains the mask token"):
-        trace_samples(models["llada"], [masked], tmp_path / "run", **SHORT)
+        plan_trace(models["llada"], [masked], tmp_path / "run", **SHORT)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -453,11 +451,11 @@ def test_the_sample_that_does_not_fit_is_named(models, tmp_path):
 )
 def test_mistakes_are_refused_in_a_sentence(models, tmp_path, samples, settings, said):
     with pytest.raises(UserError) as refused:
-        trace_samples(models["llada"], samples, tmp_path / "run", **settings)
+        plan_trace(models["llada"], samples, tmp_path / "run", **settings)
     assert said in str(refused.value)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_model_without_words_is_refused(llada, tmp_path):
     with pytest.raises(UserError, match="has no tokenizer, so it cannot be asked in words"):
-        trace_samples(llada, SAMPLES, tmp_path / "run")
+        plan_trace(llada, SAMPLES, tmp_path / "run")

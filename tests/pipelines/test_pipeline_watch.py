@@ -12,7 +12,7 @@ from torch.nn import functional
 from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 import floatscope as fs
-from floatscope.schema import FIELDS, GROUPS, State, fields_of
+from floatscope.schema import FIELDS, GROUPS, State, fields_at_level
 
 SHAPE = {
     "vocab_size": 50,
@@ -257,7 +257,7 @@ def test_an_unknown_keep_level_suggests_the_nearest(bert):
     with pytest.raises(
         fs.UserError, match=r"unknown keep level 'sumary' \(did you mean 'summary'\?\); allowed: summary, heads"
     ):
-        fs.Watch(keep="sumary")
+        fs.Watch(level="sumary")
     with pytest.raises(fs.UserError, match="unknown keep level 'everything'"), fs.watch(bert, keep="everything"):
         pass
 
@@ -285,6 +285,6 @@ def test_an_unknown_backend_suggests_the_nearest():
 
 
 def test_levels_nest():
-    levels = [set(fields_of(keep)) for keep in ("summary", "heads", "rows", "full")]
+    levels = [set(fields_at_level(keep)) for keep in ("summary", "heads", "rows", "full")]
     assert all(a < b for a, b in pairwise(levels))
     assert levels[-1] == set(FIELDS)

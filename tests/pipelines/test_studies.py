@@ -9,12 +9,12 @@ import pandas as pd
 import pytest
 
 import floatscope as fs
-from floatscope.analysis.look import looks
+from floatscope.analysis.look import trace_views
 from floatscope.analysis.retrieval import head_map, retrieval
 from floatscope.analysis.studies import STUDIES, is_dormant
-from floatscope.interventions.recipes import edits_of
+from floatscope.interventions.recipes import parse_edits
 from floatscope.lab.twins.heldout import read
-from floatscope.pipelines.studies import Asked, plan
+from floatscope.pipelines.studies import StudyInput, plan
 from floatscope.pipelines.studies.heads import TRACED, ranked_heads
 from floatscope.traces import open_run
 
@@ -25,7 +25,7 @@ def mdm():
 
 
 def asked(model, samples, out, **settings):
-    return Asked(model, tuple(samples), out, settings={"new_tokens": 8, **settings})
+    return StudyInput(model, tuple(samples), out, settings={"new_tokens": 8, **settings})
 
 
 def by_name(made):
@@ -51,7 +51,7 @@ def test_sinks_are_masked_beside_as_many_random_and_middling_keys(mdm, tmp_path)
     assert len(arms) == 1 + 3 * (1 + 3 + 1)
     for k in (1, 5, 10):
         arm = arms[f"anchors-{k}"]
-        assert (arm.edits, arm.value, arm.series) == (edits_of(f"mask_anchors(k={k})"), k, "anchors")
+        assert (arm.edits, arm.value, arm.series) == (parse_edits(f"mask_anchors(k={k})"), k, "anchors")
         drawn = controls(arms, arm.name)
         assert [each.series for each in drawn] == ["random"] * 3
         assert {(each.edits[0].keys.rule, each.edits[0].keys.k) for each in drawn} == {("random", k)}
@@ -73,26 +73,26 @@ def test_pinned_mass_goes_where_that_of_its_control_goes(mdm, tmp_path):
         assert other.to == edit.to
         assert (other.keys.rule, other.keys.k) == ("random", edit.keys.k)
         assert (edit.to.layer, edit.to.of) == ((0, "now") if "layer" in name else (None, "first"))
-    assert list(made.conditions) == ["reading", "counterfactual", "random", "gold-first", "gold-middle", "gold-last"]
-    assert made.conditions["reading"] == samples
-    for some in made.conditions.values():
+    assert list(made.subsets) == ["reading", "counterfactual", "random", "gold-first", "gold-middle", "gold-last"]
+    assert made.subsets["reading"] == samples
+    for some in made.subsets.values():
         assert [sample.id for sample in some] == [sample.id for sample in samples]
     for name, place in (("gold-first", 0), ("gold-middle", 2), ("gold-last", 4)):
-        assert all(sample.passages[place].gold for sample in made.conditions[name])
-    assert made.told == []
+        assert all(sample.passages[place].gold for sample in made.subsets[name])
+    assert made.notes == []
 
 
 def test_conditions_that_samples_cannot_take_are_left_out_and_told(mdm, tmp_path):
     several = read("two-hop")[:6]
     made = plan("pin", asked(mdm, several, tmp_path))
-    assert "gold-first" not in made.conditions
-    assert any("gold-first" in sentence and "exactly one gold passage" in sentence for sentence in made.told)
+    assert "gold-first" not in made.subsets
+    assert any("gold-first" in sentence and "exactly one gold passage" in sentence for sentence in made.notes)
     mixed = plan("pin", asked(mdm, [*several[:4], *read("reading-5")[:1]], tmp_path))
-    assert "gold-first" not in mixed.conditions
-    assert any("only 1 of 5" in sentence for sentence in mixed.told)
+    assert "gold-first" not in mixed.subsets
+    assert any("only 1 of 5" in sentence for sentence in mixed.notes)
     few = plan("pin", asked(mdm, [*several[:1], *read("reading-5")[:4]], tmp_path))
-    assert {len(some) for some in few.conditions.values()} == {4}
-    assert any("1 of 5 samples cannot take part" in sentence for sentence in few.told)
+    assert {len(some) for some in few.subsets.values()} == {4}
+    assert any("1 of 5 samples cannot take part" in sentence for sentence in few.notes)
 
 
 @pytest.mark.parametrize("name", ["twin:mdm", "twin:arm"])
@@ -102,12 +102,12 @@ def test_heads_are_found_on_other_samples_than_are_asked_and_have_controls_of_th
     arms = by_name(made)
     run = open_run(tmp_path / TRACED)
     assert set(run.samples) == {sample.id for sample in samples[:8]}
-    assert made.conditions == {"": samples[8:]}
-    scores = head_map(pd.concat(retrieval(look) for look in looks(run)), "wu_set")
+    assert made.subsets == {"": samples[8:]}
+    scores = head_map(pd.concat(retrieval(look) for look in trace_views(run)), "wu_set")
     first = zeroed(arms["heads-2"])
     assert scores.stack()[list(first)].min() >= scores.stack().drop(list(first)).max()
     assert first < zeroed(arms["heads-5"])
-    assert any("without 64 heads" in sentence for sentence in made.told)
+    assert any("without 64 heads" in sentence for sentence in made.notes)
     for arm in (arms["heads-2"], arms["heads-5"]):
         own = zeroed(arm)
         assert len(own) == arm.value
@@ -154,7 +154,7 @@ def test_every_region_that_all_samples_have_is_hidden_in_turn(mdm, tmp_path):
     assert arms["document-4"].value == 4
     short = replace(read("reading-5")[3], passages=read("reading-5")[3].passages[:4])
     made = plan("blank", asked(mdm, [*read("reading-5")[:3], short], tmp_path))
-    assert made.told == ["without document 5: not all samples have them"]
+    assert made.notes == ["without document 5: not all samples have them"]
 
 
 def test_what_a_study_does_not_know_is_said(mdm, tmp_path):
@@ -178,10 +178,10 @@ def test_effects_are_read_as_sentences():
             told("acc_effect", -0.61, -0.72, -0.5, arm="anchors-5", value=5),
         ]
     )
-    assert STUDIES["sinks"].read(table) == [
+    assert STUDIES["sinks"].summarise(table) == [
         "masking 1, 5 anchors costs twin:mdm 2 [−1, 5], 61 [50, 72] points more than masking as many random keys"
     ]
-    (pinned,) = STUDIES["pin"].read(table.assign(condition="noise"))
+    (pinned,) = STUDIES["pin"].summarise(table.assign(condition="noise"))
     assert "61 [50, 72]" in pinned
     assert "(anchors-5, noise); of 2 such intervals 1 leave out 0" in pinned
     heads = pd.DataFrame(
@@ -192,8 +192,10 @@ def test_effects_are_read_as_sentences():
         ]
     )
     assert list(is_dormant(heads)) == [True, False, False]
-    assert STUDIES["dormant"].read(heads)[0].startswith("1 of 3 heads of twin:mdm are dormant by loss")
+    assert STUDIES["dormant"].summarise(heads)[0].startswith("1 of 3 heads of twin:mdm are dormant by loss")
     regions = pd.DataFrame(
         [told("nll_effect", 0.1, 0, 0.2, arm="bos"), told("nll_effect", 3.2, 2.5, 4, arm="gold")],
     )
-    assert STUDIES["blank"].read(regions)[0].startswith("most missed by twin:mdm: gold 3.20 [2.50, 4.00], bos 0.10")
+    assert (
+        STUDIES["blank"].summarise(regions)[0].startswith("most missed by twin:mdm: gold 3.20 [2.50, 4.00], bos 0.10")
+    )

@@ -17,8 +17,8 @@ from floatscope.reports.page import write_page
 
 def trace_of(twin: str) -> fs.Trace:
     model = fs.load(f"twin:{twin}", device="cpu")
-    assert model.text is not None
-    prompt = model.text.encode(PROMPT)
+    assert model.tokenizer is not None
+    prompt = model.tokenizer.encode(PROMPT)
     length = len(prompt) + 8
     spans = {"document": [(1, 13)], "evidence": [(9, 11)], "answer": [(len(prompt), length)]}
     steps = {} if twin == "arm" else {"steps": 6}
@@ -27,13 +27,13 @@ def trace_of(twin: str) -> fs.Trace:
         [prompt],
         new_tokens=8,
         regions=fs.Regions.from_spans([spans], length),
-        watch=fs.Watch(keep="heads"),
+        watch=fs.Watch(level="heads"),
         samples=[f"<b>{twin}</b>"],
         **steps,
     )
     trace = out.trace
     ids = trace.arrays["tokens_after"].tolist()
-    pieces = {str(i): piece for i, piece in zip(ids, model.text.pieces(ids), strict=True)}
+    pieces = {str(i): piece for i, piece in zip(ids, model.tokenizer.pieces(ids), strict=True)}
     pieces |= {str(i): piece for i, piece in zip(dict.fromkeys(ids), NASTY, strict=False)}
     special = [model.spec.eos_id, model.spec.mask_id]
     return replace(trace, meta={**trace.meta, "pieces": pieces, "special_ids": [i for i in special if i is not None]})

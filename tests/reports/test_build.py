@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import floatscope as fs
-from floatscope.analysis import absorption, difference, estimate, floating_index, looks
+from floatscope.analysis import absorption, difference, estimate, floating_index, trace_views
 from floatscope.analysis.floating import tops
 from floatscope.cli.main import app
 from floatscope.lab.twins.heldout import read
@@ -26,7 +26,7 @@ NEW = 6
 
 def traced(model: fs.Model, folder: Path, count: int = 3, **settings: object) -> Path:
     samples = read("reading-5")[:count]
-    list(fs.trace_samples(model, samples, folder, new_tokens=NEW, **settings))
+    list(fs.plan_trace(model, samples, folder, new_tokens=NEW, **settings))
     return folder
 
 
@@ -79,7 +79,7 @@ def test_models_are_compared_sample_by_sample(built, runs):
     assert table.columns == ["", "twin:arm", "twin:mdm", "twin:mdm − twin:arm"]
     row = next(row for row in table.rows if row[0] == "floating across texts")
     index = {
-        name: floating_index(pd.concat([tops(look) for look in looks(fs.open_run(path))]))
+        name: floating_index(pd.concat([tops(look) for look in trace_views(fs.open_run(path))]))
         for name, path in runs.items()
     }
     apart = difference(index["mdm"], index["arm"], "across").iloc[0]
@@ -195,7 +195,7 @@ def test_a_half_written_run_says_what_is_missing(tmp_path, runs):
 
 def test_models_of_other_depth_are_drawn_by_relative_depth(tmp_path, runs):
     small = fs.load(fs.write_random(tmp_path / "small", layers=3, width=32), device="cpu")
-    list(fs.trace_samples(small, ["What floats?", "What sinks?"], tmp_path / "run", new_tokens=12, controls=(0,)))
+    list(fs.plan_trace(small, ["What floats?", "What sinks?"], tmp_path / "run", new_tokens=12, controls=(0,)))
     report, _ = build([runs["mdm"], tmp_path / "run"])
     assert any("drawn by relative depth" in sentence for sentence in report.summary)
     assert any("different samples" in sentence for sentence in report.summary)
@@ -209,7 +209,7 @@ def test_models_of_other_tokenizers_are_told_so(tmp_path):
     runs = []
     for name, model in (("a", "twin:mdm"), ("b", fs.write_random(tmp_path / "b", layers=8, width=32))):
         runs.append(tmp_path / f"run-{name}")
-        list(fs.trace_samples(fs.load(model, device="cpu"), ["What floats?"], runs[-1], new_tokens=12))
+        list(fs.plan_trace(fs.load(model, device="cpu"), ["What floats?"], runs[-1], new_tokens=12))
     said = build(runs, explore=0)[0].summary
     assert any(each.startswith("The models cut texts into different tokens") for each in said)
     assert not any("relative depth" in each for each in said)
@@ -220,7 +220,7 @@ def test_what_a_trace_does_not_hold_is_said_where_it_would_be(tmp_path):
     watch = fs.Watch(fields=("received", "uniform", "seen", "eligible"))
     run = traced(model, tmp_path / "few", 1, watch=watch)
     report, (compared,) = build([run], explore=0)
-    assert "heads" in compared.measured.lacking
+    assert "heads" in compared.measured.missing
     assert "Not shown for twin:mdm: " in section(report, "reading").shows
     assert section(report, "absorption").charts
 
@@ -258,7 +258,7 @@ def test_controls_are_measured_on_the_samples_the_model_has(tmp_path, runs):
 @pytest.mark.parametrize("layers", [1, 2])
 def test_one_sample_of_a_shallow_model_has_numbers_and_no_intervals(tmp_path, layers):
     small = fs.load(fs.write_random(tmp_path / "small", layers=layers, width=32), device="cpu")
-    list(fs.trace_samples(small, ["What floats?"], tmp_path / "run", new_tokens=3, controls=(0,)))
+    list(fs.plan_trace(small, ["What floats?"], tmp_path / "run", new_tokens=3, controls=(0,)))
     report, _ = build([tmp_path / "run"])
     assert any("too few for an interval" in each for each in report.summary)
     chart = next(c for c in section(report, "absorption").charts if isinstance(c, Lines))

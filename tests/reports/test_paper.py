@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 import floatscope as fs
 from floatscope.analysis.asked import asked, gold_place
 from floatscope.analysis.flow import flow
-from floatscope.analysis.look import Look
-from floatscope.analysis.measure import Measured
+from floatscope.analysis.look import TraceView
+from floatscope.analysis.measure import RunTables
 from floatscope.analysis.qk import key_z
 from floatscope.cli.main import app
 from floatscope.errors import UserError
@@ -32,7 +32,7 @@ NEW = 3
 
 
 def traced(twin: str, folder: Path, samples: list, **settings: object) -> Path:
-    list(fs.trace_samples(fs.load(f"twin:{twin}", device="cpu"), samples, folder, new_tokens=NEW, **settings))
+    list(fs.plan_trace(fs.load(f"twin:{twin}", device="cpu"), samples, folder, new_tokens=NEW, **settings))
     return folder
 
 
@@ -92,7 +92,7 @@ def test_maps_over_time_show_the_lift_of_a_sample_and_the_mean_of_those_of_one_l
     first, last = run.trace("reading-5-0"), run.trace("reading-5-5")
     drawn = maps["twin:mdm, layer 7: reading-5-0"]
     np.testing.assert_allclose(np.array(drawn.values, float), first.received(7, scale="lift"), atol=6e-3)
-    found = np.argwhere(Look(first).anchors[:, -1]).tolist()
+    found = np.argwhere(TraceView(first).anchors[:, -1]).tolist()
     assert [[t, k] for t, k, kind in drawn.marks if kind == "anchor"] == found
     mean = maps["twin:mdm, layer 7: mean of 2 samples"]
     wanted = (first.received(7, scale="lift") + last.received(7, scale="lift")) / 2
@@ -109,7 +109,7 @@ def test_texts_of_different_lengths_have_no_mean(tmp_path):
 
 @pytest.mark.parametrize(("twin", "step"), [("arm", 0), ("mdm", NEW // 2)])
 def test_z_scores_of_keys_are_those_of_the_arrays(report, runs, twin, step):
-    look = Look(fs.open_run(runs[twin]).trace("reading-5-0"))
+    look = TraceView(fs.open_run(runs[twin]).trace("reading-5-0"))
     maps = [m for m in of_kind(section(report, "qk-decomposition").charts, Map) if m.model == f"twin:{twin}"]
     assert [m.title.split("\n")[0] for m in maps] == [f"twin:{twin}, layer {at}, step {step}" for at in (0, 4, 7)]
     for drawn, layer in zip(maps, (0, 4, 7), strict=True):
@@ -129,12 +129,12 @@ def test_z_scores_of_keys_are_those_of_the_arrays(report, runs, twin, step):
 def test_keys_that_are_all_alike_have_no_z_score(runs):
     trace = fs.open_run(runs["mdm"]).trace("reading-5-0")
     flat = np.ones_like(trace.arrays["key_stats"])
-    assert np.isnan(key_z(Look(replace(trace, arrays={**trace.arrays, "key_stats": flat})), 0)).all()
+    assert np.isnan(key_z(TraceView(replace(trace, arrays={**trace.arrays, "key_stats": flat})), 0)).all()
 
 
 @pytest.mark.parametrize("step", [-1, NEW, 99])
 def test_a_step_that_is_not_there_has_no_z_score(runs, step):
-    look = Look(fs.open_run(runs["mdm"]).trace("reading-5-0"))
+    look = TraceView(fs.open_run(runs["mdm"]).trace("reading-5-0"))
     with pytest.raises(UserError, match=f"'reading-5-0' has steps 0 to {NEW - 1}, got step {step}"):
         key_z(look, step)
 
@@ -159,7 +159,7 @@ def test_flow_is_shown_by_the_place_of_the_gold_passage(report, runs):
     assert drawn.y == ["question", *documents, "gold", "evidence", "answer", "bos", "template"]
     values = dict(zip(drawn.y, drawn.values, strict=True))
     assert values["gold"] == values["document 5"]
-    table = flow(Look(fs.open_run(runs["mdm"]).trace("reading-5-4")))
+    table = flow(TraceView(fs.open_run(runs["mdm"]).trace("reading-5-4")))
     rows = table[(table["region"] == "answer") & (table["key_region"] == "question")]
     assert values["question"] == pytest.approx(rows["ratio"].tolist(), abs=6e-3)
 
@@ -221,15 +221,15 @@ def marked(documents: int, gold: list[int], **meta: object) -> Trace:
 def test_the_place_of_the_gold_passage(documents, gold, place):
     trace = marked(documents, gold)
     assert gold_place(trace) == place
-    assert asked(Look(trace))["passages"].tolist() == [documents]
+    assert asked(TraceView(trace))["passages"].tolist() == [documents]
 
 
 def test_scores_are_those_of_the_prediction_and_nothing_where_nothing_is_known():
     meta = {"answers": ["Velmora"], "prediction": "Velmora city", "acc": 1.0}
-    row = asked(Look(marked(2, [1], **meta))).iloc[0]
+    row = asked(TraceView(marked(2, [1], **meta))).iloc[0]
     assert (row["acc"], row["f1"], row["both"]) == pytest.approx((100, 200 / 3, 250 / 3))
     bare = Trace("a", {}, {}, {}, {})
-    assert asked(Look(bare))[["passages", "acc", "f1", "both"]].isna().all(axis=None)
+    assert asked(TraceView(bare))[["passages", "acc", "f1", "both"]].isna().all(axis=None)
 
 
 def test_scores_are_beside_the_published_ones(report):
@@ -260,9 +260,9 @@ def test_what_passages_add_is_told_where_a_model_has_both(built, asked_with, gai
 
 
 def test_scores_stand_beside_those_of_the_control(built):
-    def seed(*acc: float) -> Measured:
+    def seed(*acc: float) -> RunTables:
         table = {"sample": ["a", "b"], "passages": passages, "gold": None, "acc": acc, "f1": 0.0, "both": 0.0}
-        return Measured({"asked": pd.DataFrame(table)}, {})
+        return RunTables({"asked": pd.DataFrame(table)}, {})
 
     runs = []
     for passages, right in ((5.0, (100.0, 100.0)), (0.0, (100.0, 0.0))):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from toys import softmax
 
-from floatscope.canvas import Regions, canvas_of
+from floatscope.canvas import Regions, build_canvas
 from floatscope.models.model import Model, ModelSpec
 from floatscope.sampling import autoregress
 from floatscope.sampling.noise import gumbel, step_keys
@@ -76,7 +76,7 @@ def model(kind: str = "llama") -> Model:
 
 def continued(forward, prompts, end_ids=(), samples=None, regions=None, **given):
     how = resolve_sampling("arm", **given)
-    canvas = canvas_of(prompts, how.new_tokens, None, regions=regions)
+    canvas = build_canvas(prompts, how.new_tokens, None, regions=regions)
     return list(autoregress(forward, canvas, how, end_ids=end_ids, samples=samples))
 
 
@@ -210,7 +210,7 @@ def test_bf16_logits_are_read_in_fp32():
 
 
 def test_the_callers_canvas_is_left_alone():
-    canvas = canvas_of([[1, 2], [3]], 4, None)
+    canvas = build_canvas([[1, 2], [3]], 4, None)
     tokens, states = canvas.tokens.clone(), canvas.states.clone()
     list(autoregress(successor(), canvas, resolve_sampling("arm", new_tokens=4)))
     assert torch.equal(canvas.tokens, tokens)

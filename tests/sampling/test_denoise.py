@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from toys import MASK, VOCABULARY, best, filled, fixed_model, of_sample, positions, random_model, softmax, whole
 
-from floatscope.canvas import Regions, canvas_of
+from floatscope.canvas import Regions, build_canvas
 from floatscope.errors import UserError
 from floatscope.sampling import SAMPLERS, denoise
 from floatscope.sampling.settings import resolve_sampling
@@ -124,7 +124,7 @@ def test_it_stops_when_nothing_is_masked():
 
 def test_nothing_to_fill_is_no_step():
     how = resolve_sampling("mdm", new_tokens=0)
-    assert list(denoise(random_model(0), canvas_of([[1, 2]], 0, MASK), how, mask_id=MASK)) == []
+    assert list(denoise(random_model(0), build_canvas([[1, 2]], 0, MASK), how, mask_id=MASK)) == []
 
 
 # ---- a batch is its samples
@@ -311,7 +311,7 @@ def test_klass_reads_the_later_blocks_too():
 
 
 def test_a_step_keeps_the_canvas_the_model_saw():
-    canvas = canvas_of([[1, 2]], 4, MASK)
+    canvas = build_canvas([[1, 2]], 4, MASK)
     steps = list(denoise(random_model(1), canvas, resolve_sampling("mdm", new_tokens=4, steps=2), mask_id=MASK))
     assert torch.equal(steps[0].before.tokens, canvas.tokens)
     assert torch.equal(steps[1].before.tokens, steps[0].after.tokens)
@@ -324,7 +324,7 @@ def test_a_step_keeps_the_canvas_the_model_saw():
 
 
 def test_the_callers_canvas_is_left_alone():
-    canvas = canvas_of([[1, 2]], 4, MASK)
+    canvas = build_canvas([[1, 2]], 4, MASK)
     before = replace(canvas, tokens=canvas.tokens.clone(), states=canvas.states.clone())
     list(denoise(random_model(0), canvas, resolve_sampling("mdm", new_tokens=4), mask_id=MASK))
     assert torch.equal(canvas.tokens, before.tokens)
@@ -333,7 +333,7 @@ def test_the_callers_canvas_is_left_alone():
 
 def test_steps_already_yielded_do_not_change():
     how, kept = resolve_sampling("mdm", new_tokens=4), []
-    for step in denoise(random_model(0), canvas_of([[1]], 4, MASK), how, mask_id=MASK):
+    for step in denoise(random_model(0), build_canvas([[1]], 4, MASK), how, mask_id=MASK):
         kept.append((step, step.before.tokens.tolist(), step.after.states.tolist()))
     assert all(s.before.tokens.tolist() == t and s.after.states.tolist() == a for s, t, a in kept)
 
@@ -345,7 +345,7 @@ def test_a_step_is_decoded_when_it_is_asked_for():
         asked.append(canvas.step)
         return random_model(0)(canvas, rows)
 
-    steps = denoise(forward, canvas_of([[1]], 4, MASK), resolve_sampling("mdm", new_tokens=4), mask_id=MASK)
+    steps = denoise(forward, build_canvas([[1]], 4, MASK), resolve_sampling("mdm", new_tokens=4), mask_id=MASK)
     assert asked == []
     next(steps)
     assert asked == [0]
@@ -382,7 +382,7 @@ def test_only_the_masks_of_the_prompts_are_filled_without_new_tokens(sampler):
 
 def test_what_stands_behind_the_new_tokens_is_left_alone():
     forward = random_model(5)
-    canvas = canvas_of([[1, 2], [3]], 4, MASK, suffix=[7, 8])
+    canvas = build_canvas([[1, 2], [3]], 4, MASK, suffix=[7, 8])
     assert canvas.tokens[:, -2:].tolist() == [[7, 8]] * 2
     steps = filled(forward, [[1, 2], [3]], new_tokens=4, block=2, suffix=[7, 8])
     assert steps[-1].after.tokens[:, -2:].tolist() == [[7, 8]] * 2
@@ -392,7 +392,7 @@ def test_what_stands_behind_the_new_tokens_is_left_alone():
 
 
 def test_prompts_are_padded_on_the_left():
-    canvas = canvas_of([[1, 2, 3], [4]], 2, MASK)
+    canvas = build_canvas([[1, 2, 3], [4]], 2, MASK)
     assert canvas.valid.tolist() == [[True] * 5, [False, False, True, True, True]]
     assert canvas.tokens[1, 2:].tolist() == [4, MASK, MASK]
     assert not canvas.masked[1, :2].any()
@@ -400,7 +400,7 @@ def test_prompts_are_padded_on_the_left():
 
 
 def test_without_a_mask_id_a_canvas_is_the_prompts():
-    canvas = canvas_of([[1, 2, 3], [4]], 5, None)
+    canvas = build_canvas([[1, 2, 3], [4]], 5, None)
     assert canvas.tokens.shape == (2, 3)
     assert canvas.tokens[1, 2] == 4
     assert canvas.states[1].tolist() == [State.PAD, State.PAD, State.PROMPT]
@@ -415,15 +415,15 @@ def test_regions_travel_with_the_canvas():
 def test_regions_of_another_size_are_refused():
     regions = Regions.from_spans([{"prompt": [(0, 2)]}], 4)
     with pytest.raises(UserError, match=r"regions are for 1 canvases of 4 positions, and there are 1 of 5"):
-        canvas_of([[1, 2]], 3, MASK, regions=regions)
+        build_canvas([[1, 2]], 3, MASK, regions=regions)
     with pytest.raises(UserError, match=r"regions are for 1 canvases of 4 positions, and there are 1 of 5"):
-        canvas_of([[1, 2]], 3, None, regions=regions)  # those of a model that appends are of the full length
+        build_canvas([[1, 2]], 3, None, regions=regions)  # those of a model that appends are of the full length
 
 
 @pytest.mark.parametrize(("prompts", "new"), [([], 4), ([[]], 0), ([[1], []], 0)])
 def test_an_empty_canvas_is_refused(prompts, new):
     with pytest.raises(UserError, match=f"at least one prompt and one token, got {len(prompts)} prompts"):
-        canvas_of(prompts, new, MASK)
+        build_canvas(prompts, new, MASK)
 
 
 def test_confidence_is_fp32_whatever_the_logits_are():

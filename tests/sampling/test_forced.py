@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toys import MASK, VOCABULARY, best, filled, of_sample, random_model, softmax, whole
 
-from floatscope.canvas import Step, canvas_of
+from floatscope.canvas import Step, build_canvas
 from floatscope.sampling import SAMPLERS, autoregress
 from floatscope.sampling.settings import resolve_sampling
 
@@ -109,7 +109,7 @@ PROMPTS, DRAWN = [[1, 2], [9]], {"temperature": 0.7, "top_k": 5, "judged": "draw
 def continued(logits, forced=None, **given) -> list[Step]:
     """By a model whose next token's logits are a row of [vocabulary, vocabulary], chosen by the last token."""
     how = resolve_sampling("arm", stop=False, **given)
-    canvas = canvas_of(PROMPTS, how.new_tokens, None)
+    canvas = build_canvas(PROMPTS, how.new_tokens, None)
     return list(autoregress(lambda c, rows: logits[c.tokens[:, rows]], canvas, how, end_ids=(3,), forced=forced))
 
 

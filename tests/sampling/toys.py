@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from floatscope.canvas import CanvasState, Commits, Step, canvas_of
+from floatscope.canvas import CanvasState, Commits, Step, build_canvas
 from floatscope.sampling import denoise
 from floatscope.sampling.settings import resolve_sampling
 from floatscope.schema import State
@@ -47,7 +47,7 @@ def filled(forward, prompts, *, mask_id=MASK, suffix=(), regions=None, samples=N
     """All steps of `denoise`; what is not an argument of it is a setting."""
     own = {k: given.pop(k) for k in ("shift", "end_ids", "unguided", "forced") if k in given}
     how = resolve_sampling("mdm", given.pop("preset", None), **given)
-    canvas = canvas_of(prompts, how.new_tokens, mask_id, suffix=suffix, regions=regions)
+    canvas = build_canvas(prompts, how.new_tokens, mask_id, suffix=suffix, regions=regions)
     own |= {"samples": samples, "suffix": len(suffix)}
     return list(denoise(forward, canvas, how, mask_id=mask_id, **own))
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from floatscope.models.text import Text
+from floatscope.models.text import ModelTokenizer
 from floatscope.tasks.prompt import prompt_of, tokens_of
 from floatscope.tasks.sample import Passage, Sample
 
@@ -162,7 +162,7 @@ def made():
 
 def compare(tokenizer, walk, sample):
     prompt = prompt_of(sample)
-    located = Text(tokenizer).locate(prompt.text)
+    located = ModelTokenizer(tokenizer).locate(prompt.text)
     assert located.covers is not None
     tokens = tokenizer.convert_ids_to_tokens(located.ids)
     owned = list(walk(prompt.text, tokens))

@@ -16,7 +16,17 @@ import numpy as np
 import torch
 
 from floatscope.canvas import CanvasState, Commits, Reductions, Regions, Step
-from floatscope.schema import FIELDS, HEAD_STATS, KEY_STATS, ORDERS, QUANTITIES, RANKS, TOP_STATS, State, fields_of
+from floatscope.schema import (
+    FIELDS,
+    HEAD_STATS,
+    KEY_STATS,
+    ORDERS,
+    QUANTITIES,
+    RANKS,
+    TOP_STATS,
+    State,
+    fields_at_level,
+)
 from floatscope.traces import Trace
 from floatscope.traces.recorder import Recorder
 
@@ -132,7 +142,7 @@ def batched(
     layers = []
     for layer in range(LAYERS):
         fields = {}
-        for name in fields_of(keep):
+        for name in fields_at_level(keep):
             each = [m.fields[layer][name] for m in moments if name in m.fields[layer]]
             if not each:
                 continue

@@ -11,7 +11,7 @@ from synthetic import HEADS, LAYERS, REGIONS, arm, mdm, record
 
 from floatscope.errors import UserError
 from floatscope.files.sizes import format_size, parse_size
-from floatscope.schema import KEEP
+from floatscope.schema import LEVELS
 from floatscope.traces import Forecast, forecast
 from floatscope.traces.forecast import BUDGET
 
@@ -24,7 +24,7 @@ def nbytes(trace) -> dict[str, int]:
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.sampled_from(KEEP), st.integers(2, 20), st.integers(1, 6), st.integers(1, 5), st.integers(0, 9))
+@given(st.sampled_from(LEVELS), st.integers(2, 20), st.integers(1, 6), st.integers(1, 5), st.integers(0, 9))
 def test_a_forecast_equals_the_recorded_arrays(keep, prompt, new, steps, seed):
     trace = record([mdm(seed, prompt, new, steps)], keep=keep)[0]
     size = forecast(keep=keep, samples=3, steps=steps, keys=prompt + new, commits=new, **SHAPE)
@@ -32,7 +32,7 @@ def test_a_forecast_equals_the_recorded_arrays(keep, prompt, new, steps, seed):
     assert size.total == 3 * sum(nbytes(trace).values())
 
 
-@pytest.mark.parametrize("keep", KEEP)
+@pytest.mark.parametrize("keep", LEVELS)
 def test_a_forecast_of_a_growing_canvas(keep):
     trace = record([arm(0, 6, 5)[0]], keep=keep, meta={"rows": "cache"})[0]
     size = forecast(keep=keep, samples=1, steps=5, keys=10, positions=11, queries=6, commits=5, **SHAPE)
@@ -92,7 +92,7 @@ def test_the_highest_level_that_fits_is_the_one_offered():
     assert 'Use keep="heads" (' in text
 
 
-@pytest.mark.parametrize("keep", KEEP)
+@pytest.mark.parametrize("keep", LEVELS)
 @pytest.mark.parametrize("budget", ["300MiB", "8GiB", "40GiB"])
 def test_else_the_most_samples_that_fit_are_offered(keep, budget):
     size = forecast(keep=keep, samples=100_000, **LLADA)

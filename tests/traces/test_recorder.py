@@ -15,7 +15,7 @@ from synthetic import REGIONS, Moment, arm, batched, mdm, record
 from floatscope.canvas import CanvasState, Reductions, Regions
 from floatscope.errors import UserError
 from floatscope.schema import FIELDS, State
-from floatscope.traces.layout import OWN, stored_axes
+from floatscope.traces.layout import TRACE_FIELDS, stored_axes
 from floatscope.traces.recorder import Recorder
 
 few = settings(max_examples=25, deadline=None)
@@ -90,11 +90,11 @@ def test_regions_do_not_depend_on_the_neighbours():
 
 def test_every_field_has_its_axes_and_type():
     trace = record([mdm(0, 5, 6, 3)])[0]
-    assert set(trace.arrays) == set(OWN) | set(FIELDS)
+    assert set(trace.arrays) == set(TRACE_FIELDS) | set(FIELDS)
     for name, field in FIELDS.items():
         assert trace.axes[name] == stored_axes(name, field.axes)
         assert trace.arrays[name].dtype == field.dtype
-    for name, field in OWN.items():
+    for name, field in TRACE_FIELDS.items():
         assert (trace.axes[name], trace.arrays[name].dtype) == (field.axes, field.dtype)
     assert trace.axes["rows"] == ("commit", "layer", "head", "key")
     assert trace.axes["uniform"] == ("step", "visibility", "group", "key")

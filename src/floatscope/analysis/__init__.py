@@ -5,6 +5,6 @@ from floatscope.analysis.detectors import detect as detect
 from floatscope.analysis.estimate import difference as difference
 from floatscope.analysis.estimate import estimate as estimate
 from floatscope.analysis.floating import floating_index as floating_index
-from floatscope.analysis.look import Look as Look
-from floatscope.analysis.look import looks as looks
-from floatscope.analysis.measure import measure as measure
+from floatscope.analysis.look import TraceView as TraceView
+from floatscope.analysis.look import trace_views as trace_views
+from floatscope.analysis.measure import build_tables as build_tables

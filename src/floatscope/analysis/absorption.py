@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool
 
-from floatscope.analysis.look import Look, looks
+from floatscope.analysis.look import TraceView, trace_views
 from floatscope.analysis.tokens import starts_with_bos
 from floatscope.errors import UserError
 from floatscope.traces import Trace
@@ -27,13 +27,13 @@ Chosen = Bool[np.ndarray, "step layer key"]
 
 
 def absorption(traces: Iterable[Trace], detector: str = "zscore", per_step: bool = False) -> pd.DataFrame:
-    tables = [of(look, per_step) for look in looks(traces, detector)]
+    tables = [of(look, per_step) for look in trace_views(traces, detector)]
     if not tables:
         raise UserError("there is no finished trace to look at")
     return pd.concat(tables, ignore_index=True)
 
 
-def of(look: Look, per_step: bool = False, sets: Sequence[str] = SETS) -> pd.DataFrame:
+def of(look: TraceView, per_step: bool = False, sets: Sequence[str] = SETS) -> pd.DataFrame:
     """Of one sample. The lift of a layer is that of its percentages, not a mean of lifts."""
     tables = []
     for name in sets:
@@ -65,7 +65,7 @@ def of(look: Look, per_step: bool = False, sets: Sequence[str] = SETS) -> pd.Dat
     return table if per_step else table.drop(columns="step")
 
 
-def of_detectable(look: Look) -> pd.DataFrame:
+def of_detectable(look: TraceView) -> pd.DataFrame:
     """The same, without anchors where the detector cannot fire: the other sets do not need it."""
     try:
         return of(look)
@@ -73,7 +73,7 @@ def of_detectable(look: Look) -> pd.DataFrame:
         return of(look, sets=SETS[:-1])
 
 
-def _top_5(look: Look) -> Chosen:
+def _top_5(look: TraceView) -> Chosen:
     ranked = np.where(np.isnan(look.lift), -np.inf, look.lift)
     five = np.zeros(ranked.shape, bool)
     for _ in range(5):  # the next largest, of equal ones the first; sorting all keys takes twenty times as long
@@ -81,7 +81,7 @@ def _top_5(look: Look) -> Chosen:
     return five & np.isfinite(look.lift)
 
 
-_CHOOSE: dict[str, Callable[[Look], Chosen]] = {
+_CHOOSE: dict[str, Callable[[TraceView], Chosen]] = {
     "first": lambda look: np.broadcast_to(np.arange(look.lift.shape[-1]) == 0, look.lift.shape),
     "top": lambda look: np.arange(look.lift.shape[-1]) == look.top[..., None],
     "top 5": _top_5,

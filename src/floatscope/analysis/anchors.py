@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float
 
 from floatscope.analysis.detectors import Detector, refuse_eps, refuse_k, z_threshold
 from floatscope.analysis.kept import kept
-from floatscope.analysis.look import Look
+from floatscope.analysis.look import TraceView
 from floatscope.analysis.tokens import CLASSES, pieces_of
 from floatscope.errors import UserError
 from floatscope.schema import HEAD_STATS, ORDERS, QUANTITIES, RANKS, TOP_STATS
@@ -26,7 +26,7 @@ from floatscope.schema import HEAD_STATS, ORDERS, QUANTITIES, RANKS, TOP_STATS
 EPS = tuple(np.arange(0, 10.5, 0.5))
 
 
-def counts(look: Look) -> pd.DataFrame:
+def counts(look: TraceView) -> pd.DataFrame:
     """Anchors per step; `per_head` counts in each head among its 16 keys of largest lift, and is empty for detectors
     that need more than those."""
     per_head = head_anchors(look)
@@ -42,7 +42,7 @@ def counts(look: Look) -> pd.DataFrame:
     )
 
 
-def identity(look: Look) -> pd.DataFrame:
+def identity(look: TraceView) -> pd.DataFrame:
     """Over all steps and layers; `ratio` 1 is as often as the class stands in the canvas."""
     there = look.classes >= 0
     rows = []
@@ -56,7 +56,7 @@ def identity(look: Look) -> pd.DataFrame:
     return table
 
 
-def strings(look: Look) -> pd.DataFrame:
+def strings(look: TraceView) -> pd.DataFrame:
     """How often each token is an anchor; of tokens that are one at least once."""
     pieces = pieces_of(look.trace)
     tokens, found = look.trace.arrays["tokens"], look.anchors.sum(1)
@@ -74,7 +74,7 @@ def strings(look: Look) -> pd.DataFrame:
     )
 
 
-def concentration(look: Look) -> pd.DataFrame:
+def concentration(look: TraceView) -> pd.DataFrame:
     """Row entropy and Gini are means over heads; the others are of the mean over heads. Mean over steps."""
     stats = kept(look.trace, "head_stats")[look.whole]
     received = np.where(np.isnan(look.received), 0, look.received).astype(np.float64)
@@ -96,7 +96,7 @@ def concentration(look: Look) -> pd.DataFrame:
     )
 
 
-def sinks(look: Look, eps: float = 0.3) -> pd.DataFrame:
+def sinks(look: TraceView, eps: float = 0.3) -> pd.DataFrame:
     """Share of (layer, head), mean over steps, in which the average row that sees a key gives it more than eps.
 
     `anywhere` looks at the first key and at the 16 of largest lift.
@@ -112,7 +112,7 @@ def sinks(look: Look, eps: float = 0.3) -> pd.DataFrame:
     )
 
 
-def sweep(look: Look) -> pd.DataFrame:
+def sweep(look: TraceView) -> pd.DataFrame:
     """Share of keys that are no anchors by rulli(eps, scale="lift"), mean over steps and layers."""
     lift = look.lift[np.isfinite(look.lift).any(-1)]  # [cell, key]: of the steps and layers that have keys to judge
     n = np.isfinite(lift).sum(-1, keepdims=True)
@@ -122,7 +122,7 @@ def sweep(look: Look) -> pd.DataFrame:
     return pd.DataFrame({"sample": look.sample, "eps": EPS, "share": left})
 
 
-def head_anchors(look: Look) -> Bool[np.ndarray, "step layer head rank"] | None:
+def head_anchors(look: TraceView) -> Bool[np.ndarray, "step layer head rank"] | None:
     """Which of a head's 16 keys of largest lift are anchors by the detector."""
     lift, moments = _top(look, "lift"), kept(look.trace, "moments")[:, :, :, QUANTITIES.index("lift_all")]
     n, total, squares = (moments[..., ORDERS.index(order), None].astype(np.float64) for order in ORDERS)
@@ -145,7 +145,7 @@ def head_anchors(look: Look) -> Bool[np.ndarray, "step layer head rank"] | None:
     return None
 
 
-def _visible(look: Look) -> tuple[Float[np.ndarray, "step layer head"], Float[np.ndarray, "step layer head"]]:
+def _visible(look: TraceView) -> tuple[Float[np.ndarray, "step layer head"], Float[np.ndarray, "step layer head"]]:
     """What the first key gets from the average row that sees it, and the most a key of the 16 gets.
 
     It is the mean over all rows · n / seen, the mean of a key of the 16 being lift · uniform.
@@ -161,7 +161,7 @@ def _visible(look: Look) -> tuple[Float[np.ndarray, "step layer head"], Float[np
     return first, np.nanmax(np.where(keys >= 0, _top(look, "lift") * own, 0.0), -1)
 
 
-def _top(look: Look, stat: str) -> Float[np.ndarray, "step layer head rank"]:
+def _top(look: TraceView, stat: str) -> Float[np.ndarray, "step layer head rank"]:
     group = look.trace.coords["group"].index("all")
     top: np.ndarray = kept(look.trace, "top")[:, :, :, group, :, TOP_STATS.index(stat)]
     return top

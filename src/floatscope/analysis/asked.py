@@ -11,7 +11,7 @@ import re
 import numpy as np
 import pandas as pd
 
-from floatscope.analysis.look import Look
+from floatscope.analysis.look import TraceView
 from floatscope.tasks.score import f1
 from floatscope.traces import Trace
 
@@ -19,7 +19,7 @@ PLACES = ("first", "middle", "last")
 _DOCUMENT = re.compile(r"document (\d+)")
 
 
-def asked(look: Look) -> pd.DataFrame:
+def asked(look: TraceView) -> pd.DataFrame:
     """`passages` 0 is a closed book, and NaN where the trace does not know its regions. `acc` and `f1` are 0 … 100, NaN
     without an answer to compare with; `both` is their mean."""
     trace, meta = look.trace, look.trace.meta

@@ -15,18 +15,18 @@ import pandas as pd
 from jaxtyping import Bool
 
 from floatscope.analysis.estimate import estimate
-from floatscope.analysis.look import Look
+from floatscope.analysis.look import TraceView
 from floatscope.analysis.tokens import CLASSES, STRUCTURE
 from floatscope.errors import UserError
 
 
-def classes(look: Look) -> pd.DataFrame:
+def classes(look: TraceView) -> pd.DataFrame:
     """`share` of the received attention, mean over steps; `base` the same under uniform attention; `ratio` of both.
     `moved` is the share of what the attention moves, `moved_ratio` that over `base`."""
     return _shares(look, "class", {name: look.classes == number for number, name in enumerate(CLASSES)})
 
 
-def structure(look: Look) -> pd.DataFrame:
+def structure(look: TraceView) -> pd.DataFrame:
     structural = np.isin(look.classes, [CLASSES.index(name) for name in STRUCTURE])
     there = look.classes >= 0
     return _shares(look, "set", {"structure": structural, "content": there & ~structural})
@@ -42,7 +42,7 @@ def crossing(table: pd.DataFrame) -> int | None:
     return None if after.empty else int(after[0])
 
 
-def answer_rows(look: Look) -> pd.DataFrame:
+def answer_rows(look: TraceView) -> pd.DataFrame:
     """`mass` an average predicting row puts on a region (mean over heads and commits), `base` what uniform attention
     would put there, `ratio` of both. Where documents and gold ones are known, `other documents` are those that are not
     gold."""
@@ -72,7 +72,7 @@ def answer_rows(look: Look) -> pd.DataFrame:
     return table
 
 
-def _shares(look: Look, column: str, sets: Mapping[str, Bool[np.ndarray, "step key"]]) -> pd.DataFrame:
+def _shares(look: TraceView, column: str, sets: Mapping[str, Bool[np.ndarray, "step key"]]) -> pd.DataFrame:
     """A row per set and layer."""
     chosen = np.stack(list(sets.values()), -1).astype(np.float64)  # [step, key, set]
     received = (np.nan_to_num(look.received), np.nan_to_num(look.uniform), look.moved)

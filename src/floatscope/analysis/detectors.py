@@ -25,8 +25,8 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from floatscope.analysis.kept import kept
-from floatscope.errors import UserError, unknown
-from floatscope.syntax import arguments, spelled
+from floatscope.errors import UserError, unknown_choice
+from floatscope.syntax import merge_arguments, parse_call
 from floatscope.traces import Trace
 from floatscope.traces.trace import SCALES
 
@@ -66,10 +66,10 @@ def detector(text: str | Detector) -> Detector:
     """A detector as people write it, with its arguments filled in."""
     if isinstance(text, Detector):
         return text
-    name, given = spelled(text, "zscore(k=3)")
+    name, given = parse_call(text, "zscore(k=3)")
     if name not in RULES:
-        raise unknown("detector", name, RULES)
-    filled = arguments("detector", name, given, RULES[name].defaults)
+        raise unknown_choice("detector", name, RULES)
+    filled = merge_arguments("detector", name, given, RULES[name].defaults)
     chosen = Detector(name, filled)
     _check(chosen)
     return chosen
@@ -78,7 +78,7 @@ def detector(text: str | Detector) -> Detector:
 def _check(by: Detector) -> None:
     """Refuse what could fire on no trace at all."""
     if "scale" in by.given and by.given["scale"] not in SCALES:
-        raise unknown("scale", str(by.given["scale"]), SCALES)
+        raise unknown_choice("scale", str(by.given["scale"]), SCALES)
     if "k" in by.given and by.given["k"] <= 0:
         raise UserError(f"{by.name} takes a k above 0, got {by.given['k']:g}")
     if "eps" in by.given and by.given["eps"] < 0:

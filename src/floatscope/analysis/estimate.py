@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from floatscope.errors import UserError, unknown
+from floatscope.errors import UserError, unknown_choice
 
 DRAWS = 2000
 Tables: TypeAlias = "pd.DataFrame | Sequence[pd.DataFrame]"
@@ -61,7 +61,7 @@ def _cube(
     for table in several:
         for name in (value, *by):
             if name not in table.columns:
-                raise unknown("column", name, table.columns)
+                raise unknown_choice("column", name, table.columns)
         whole = table if by else table.assign(all="")
         wide.append(whole.groupby(["sample", *keys], sort=False)[value].mean().unstack(keys, sort=False))
     columns = wide[0].columns

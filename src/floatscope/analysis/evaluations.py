@@ -23,7 +23,7 @@ LIKELIHOODS = "likelihoods"
 
 
 @dataclass(frozen=True)
-class Results:
+class Evaluation:
     """A folder of predictions, read."""
 
     path: Path
@@ -39,14 +39,14 @@ class Results:
         return len(self.run.samples) - len(self.table)
 
 
-def open_evaluation(path: str | Path) -> Results:
+def open_evaluation(path: str | Path) -> Evaluation:
     results = open_predictions(path)
     if results.settings["what"] == LIKELIHOODS:
         raise UserError(f"{path} holds the likelihoods of answers alone, no scores; floatscope eval makes those")
     return results
 
 
-def open_predictions(path: str | Path) -> Results:
+def open_predictions(path: str | Path) -> Evaluation:
     """Of an evaluation, or of likelihoods alone."""
     run = open_run(path)
     if run.settings.get("what") not in (EVALUATION, LIKELIHOODS):
@@ -56,7 +56,7 @@ def open_predictions(path: str | Path) -> Results:
         raise UserError(f"{path} has no answer yet; the same command goes on with it")
     table = pd.DataFrame([_flat(line) for line in lines]).rename(columns={"id": "sample"})
     table = table.astype({name: float for name in MEASURES if name in table})  # null is NaN
-    return Results(Path(path), run, table)
+    return Evaluation(Path(path), run, table)
 
 
 def read_predictions(path: Path) -> list[dict[str, Any]]:

@@ -21,8 +21,8 @@ import pandas as pd
 from jaxtyping import Bool, Float, Int
 
 from floatscope.analysis.kept import kept
-from floatscope.analysis.look import Look, argmax
-from floatscope.schema import ELIGIBLE
+from floatscope.analysis.look import TraceView, argmax
+from floatscope.schema import MIN_VISIBLE_ROWS
 
 STATIC = 0.9
 """A run of this share of the steps is static."""
@@ -31,7 +31,7 @@ FRONTIERS = ("leftmost mask", "rightmost mask", "last commit", "block end")
 THIRDS = ("shallow", "middle", "deep")
 
 
-def tops(look: Look) -> pd.DataFrame:
+def tops(look: TraceView) -> pd.DataFrame:
     steps, layers = look.path.shape
     return pd.DataFrame(
         {
@@ -59,7 +59,7 @@ def third(depth: float) -> str:
     return THIRDS[min(2, int(depth * 3))]
 
 
-def drift(look: Look) -> pd.DataFrame:
+def drift(look: TraceView) -> pd.DataFrame:
     """How the top key and the set of anchors move over the steps, among the keys that are eligible at all of them.
 
     The centroid is that of the anchors, weighted by lift; steps without anchors have none.
@@ -85,7 +85,7 @@ def drift(look: Look) -> pd.DataFrame:
     return pd.DataFrame(table)
 
 
-def frontiers(look: Look) -> dict[str, Float[np.ndarray, " step"]]:
+def frontiers(look: TraceView) -> dict[str, Float[np.ndarray, " step"]]:
     """Where the canvas is being filled, step by step; NaN where there is no such place."""
     arrays, masked = look.trace.arrays, look.masked
     key = np.arange(masked.shape[1])
@@ -103,7 +103,7 @@ def frontiers(look: Look) -> dict[str, Float[np.ndarray, " step"]]:
     }
 
 
-def lifetimes(look: Look) -> pd.DataFrame:
+def lifetimes(look: TraceView) -> pd.DataFrame:
     """Runs of steps in which a key stays an anchor, per sample and layer: how many of each class, how long on average.
 
     Static: at least 90 % of the steps. Flash: one step. Vanishing: it ends before the last step, and the next has no
@@ -130,7 +130,7 @@ def lifetimes(look: Look) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def over_layers(look: Look) -> pd.DataFrame:
+def over_layers(look: TraceView) -> pd.DataFrame:
     """The top key followed through the layers of one step; `places` is how many different keys it visits."""
     hops = np.diff(np.where(look.path >= 0, look.path, np.nan), axis=1)  # to and from a layer without one: NaN
     return pd.DataFrame(
@@ -145,7 +145,7 @@ def over_layers(look: Look) -> pd.DataFrame:
     )
 
 
-def heads(look: Look) -> pd.DataFrame:
+def heads(look: TraceView) -> pd.DataFrame:
     """The top key of single heads: `within` and its changes, over the steps whose forward had all rows; NaN where there
     is but one of them, as with a cache."""
     group = look.trace.coords["group"].index("all")
@@ -166,7 +166,7 @@ def heads(look: Look) -> pd.DataFrame:
 
 
 def mean_map(
-    looks: Iterable[Look], layer: int, steps: int = 16, keys: int = 64
+    looks: Iterable[TraceView], layer: int, steps: int = 16, keys: int = 64
 ) -> Float[np.ndarray, "relative_step relative_key"]:
     """The mean share of a layer's attention that falls on each relative place at each relative step; rows sum to 1."""
     total, count = np.zeros((steps, keys)), 0
@@ -196,14 +196,14 @@ def _most(values: Int[np.ndarray, " step"]) -> int:
     return int(np.unique(values, return_counts=True)[1].max())
 
 
-def _centroid(look: Look) -> Float[np.ndarray, "step layer"]:
+def _centroid(look: TraceView) -> Float[np.ndarray, "step layer"]:
     weight = np.where(look.lasting, np.nan_to_num(look.lift), 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):
         centroid: np.ndarray = (weight * np.arange(weight.shape[-1])).sum(-1) / weight.sum(-1)
     return centroid
 
 
-def _spatial(look: Look) -> Float[np.ndarray, " layer"]:
+def _spatial(look: TraceView) -> Float[np.ndarray, " layer"]:
     """Variance over keys of the mean lift over steps."""
     there = np.isfinite(look.lift)
     mean = np.nansum(look.lift, 0) / np.where(there.any(0), there.sum(0), np.nan)  # [layer, key]
@@ -262,7 +262,7 @@ def _life(start: int, stop: int, found: Bool[np.ndarray, "step key"]) -> str:
     return "vanishing" if stop < steps and not found[stop].any() else "moving"
 
 
-def _split(look: Look) -> Float[np.ndarray, " layer"]:
+def _split(look: TraceView) -> Float[np.ndarray, " layer"]:
     """Unmasked rows are all rows less the masked ones; steps without either are left out."""
     trace = look.trace
     n, masked = trace.arrays["queries"], look.masked.sum(1)
@@ -272,7 +272,7 @@ def _split(look: Look) -> Float[np.ndarray, " layer"]:
     n, masked = n[both, None, None], masked[both, None, None]
     at, number = trace.arrays["layer_visibility"], trace.coords["group"].index
     every, mine = (kept(trace, "seen")[both][:, at, number(group)] for group in ("all", "masked"))
-    enough = every - mine >= (n - masked).clip(1, ELIGIBLE)
+    enough = every - mine >= (n - masked).clip(1, MIN_VISIBLE_ROWS)
     others = look.received[both] * n - trace.by_layer("masked")[both] * masked
     even = look.uniform[both] * n - trace.uniform("masked")[both] * masked
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -22,7 +22,7 @@ import pandas as pd
 from jaxtyping import Bool, Float, Int, Num
 
 from floatscope.analysis.kept import kept
-from floatscope.analysis.look import Look
+from floatscope.analysis.look import TraceView
 from floatscope.errors import UserError
 from floatscope.traces import Trace
 
@@ -30,7 +30,7 @@ WITHIN = ("evidence", "gold")
 """Regions that may lie in others; where they do they are no parts."""
 
 
-def flow(look: Look) -> pd.DataFrame:
+def flow(look: TraceView) -> pd.DataFrame:
     """`mass` an average row of a region puts on a key region (mean over heads, then over steps), `per_token` the same
     over the key region's tokens, `base` what uniform attention would put there under the layer's own mask, `ratio` of
     both. Masks under which a later row does not see all an earlier one does (windows) leave `base` empty."""
@@ -61,14 +61,14 @@ def parts(trace: Trace) -> list[str]:
     return names
 
 
-def rollout(look: Look) -> pd.DataFrame:
+def rollout(look: TraceView) -> pd.DataFrame:
     """`token` and `pooled`: what a region's rows hold of each key region after this layer and all before it, each layer
     being ½·attention + ½·identity; mean over steps."""
     names, size, token, pooled = _rollouts(look)
     return _table(look, names, token=_over_steps(token, size), pooled=_over_steps(pooled, size))
 
 
-def rank_one(look: Look) -> pd.DataFrame:
+def rank_one(look: TraceView) -> pd.DataFrame:
     """The largest total variation distance between the rollouts of two regions, mean over steps: 0 where all are alike,
     and the rollout is that of any row."""
     _, size, token, pooled = _rollouts(look)
@@ -83,7 +83,7 @@ def rank_one(look: Look) -> pd.DataFrame:
     )
 
 
-def importance(look: Look) -> pd.DataFrame:
+def importance(look: TraceView) -> pd.DataFrame:
     """The mean over all positions of the last layer's rollouts, then over steps. A `base` is the same rollout of
     uniform attention: the region's share of the keys under full attention, more for early keys under a causal mask."""
     names, size, token, pooled = _rollouts(look)
@@ -126,7 +126,7 @@ def _mass(trace: Trace, size: Int[np.ndarray, "step region"]) -> Float[np.ndarra
 
 
 def _rollouts(
-    look: Look,
+    look: TraceView,
 ) -> tuple[
     list[str],
     Int[np.ndarray, "step region"],
@@ -245,7 +245,9 @@ def _stairs(
     return reach if np.allclose(even, uniform, rtol=1e-4) else 0
 
 
-def _table(look: Look, names: Sequence[str], **values: Float[np.ndarray, "layer region key_region"]) -> pd.DataFrame:
+def _table(
+    look: TraceView, names: Sequence[str], **values: Float[np.ndarray, "layer region key_region"]
+) -> pd.DataFrame:
     layers, n = len(look.layers), len(names)
     return pd.DataFrame(
         {

@@ -16,14 +16,14 @@ from jaxtyping import Bool, Float
 
 from floatscope.analysis.anchors import head_anchors
 from floatscope.analysis.kept import kept
-from floatscope.analysis.look import Look
+from floatscope.analysis.look import TraceView
 from floatscope.errors import UserError
 from floatscope.schema import HEAD_STATS, TOP_STATS, State
 
 SETS = {"prompt": State.PROMPT, "masks": State.MASKED, "committed": State.COMMITTED}
 
 
-def activity(look: Look) -> pd.DataFrame:
+def activity(look: TraceView) -> pd.DataFrame:
     """`anchor_mass` is the share of a head's attention on its own anchors, counted among its 16 keys of largest lift,
     and empty for detectors that need more than those; `first` that of the first key; `output` the norm of the head's
     output over the mean of its layer. Mean over steps."""
@@ -54,7 +54,7 @@ def dormant(table: pd.DataFrame, mass: float = 0.5, output: float = 0.5) -> floa
     return float(((heads["anchor_mass"] > mass) & (heads["output"] < output)).mean())
 
 
-def directed(look: Look) -> pd.DataFrame:
+def directed(look: TraceView) -> pd.DataFrame:
     """`mass` an average masked row gives to the keys that are prompt, masks or committed at its step, `base` the same
     under uniform attention, `ratio` of both. Mean over heads and over the steps that have masked rows; a step without
     such keys counts 0."""
@@ -63,7 +63,7 @@ def directed(look: Look) -> pd.DataFrame:
     return _directed(look, mass[:, None], chosen, steps).drop(columns="head")
 
 
-def directed_heads(look: Look) -> pd.DataFrame:
+def directed_heads(look: TraceView) -> pd.DataFrame:
     steps, chosen = _sets(look)
     received, group = kept(look.trace, "received_heads"), look.trace.coords["group"].index("masked")
     each = [  # step by step: all of it at once may be larger than the memory
@@ -73,7 +73,7 @@ def directed_heads(look: Look) -> pd.DataFrame:
     return _directed(look, np.mean(each, 0), chosen, steps)
 
 
-def _on_anchors(look: Look) -> Float[np.ndarray, "step layer head"] | None:
+def _on_anchors(look: TraceView) -> Float[np.ndarray, "step layer head"] | None:
     """The mean-scale mass of a key is its lift · uniform."""
     found = head_anchors(look)
     if found is None:
@@ -86,7 +86,7 @@ def _on_anchors(look: Look) -> Float[np.ndarray, "step layer head"] | None:
     return np.where(found[look.whole], lift * even, 0.0).sum(-1)
 
 
-def _sets(look: Look) -> tuple[Bool[np.ndarray, " step"], Float[np.ndarray, "masked_step key set"]]:
+def _sets(look: TraceView) -> tuple[Bool[np.ndarray, " step"], Float[np.ndarray, "masked_step key set"]]:
     """The steps that have masked rows, and which keys are in each set at those."""
     steps = np.asarray(look.masked.any(1))
     if not steps.any():
@@ -107,7 +107,7 @@ def _shares(
 
 
 def _directed(
-    look: Look,
+    look: TraceView,
     mass: Float[np.ndarray, "layer head set"],
     chosen: Float[np.ndarray, "masked_step key set"],
     steps: Bool[np.ndarray, " step"],

@@ -11,7 +11,7 @@ import pandas as pd
 from jaxtyping import Float
 
 from floatscope.analysis.kept import kept
-from floatscope.analysis.look import Look
+from floatscope.analysis.look import TraceView
 from floatscope.errors import UserError
 from floatscope.traces import Trace
 
@@ -19,7 +19,7 @@ FEWEST = 3
 """Keys a rank correlation is taken over, at least."""
 
 
-def influence(look: Look) -> pd.DataFrame:
+def influence(look: TraceView) -> pd.DataFrame:
     """Spearman's rank correlation over the keys of a step, mean over steps, of the influence (mean over the commits of
     the step) with what the predicting rows give a key (`received`), what they take from it (`contribution`; NaN if the
     trace lacks it), each over the keys they see, and with the lift of all rows over its eligible keys (`received_all`).

@@ -19,7 +19,7 @@ from floatscope.schema import State
 from floatscope.traces import Trace
 
 
-class Look:
+class TraceView:
     """All rows of the forward, mean over heads, a cached model's prefix: one rule for every model."""
 
     def __init__(self, trace: Trace, by: str | Detector = "zscore") -> None:
@@ -124,7 +124,7 @@ def argmax(values: Float[np.ndarray, "*axes key"]) -> Int[np.ndarray, "*axes"]:
     return np.where(there, np.where(np.isnan(values), -np.inf, values).argmax(-1), -1)
 
 
-def looks(traces: Iterable[Trace], by: str | Detector = "zscore") -> Iterator[Look]:
+def trace_views(traces: Iterable[Trace], by: str | Detector = "zscore") -> Iterator[TraceView]:
     """Of a run or of any traces."""
     chosen = detector(by)
-    return (Look(trace, chosen) for trace in traces)
+    return (TraceView(trace, chosen) for trace in traces)

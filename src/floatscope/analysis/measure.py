@@ -16,11 +16,11 @@ from floatscope.analysis import anchors, depth, floating, flow, heads, influence
 from floatscope.analysis.absorption import of_detectable
 from floatscope.analysis.asked import asked
 from floatscope.analysis.detectors import Detector
-from floatscope.analysis.look import Look, looks
+from floatscope.analysis.look import TraceView, trace_views
 from floatscope.errors import UserError
 from floatscope.traces import Trace
 
-ANALYSES: dict[str, Callable[[Look], pd.DataFrame]] = {
+ANALYSES: dict[str, Callable[[TraceView], pd.DataFrame]] = {
     "absorption": of_detectable,
     "anchors": anchors.counts,
     "identity": anchors.identity,
@@ -52,7 +52,7 @@ ANALYSES: dict[str, Callable[[Look], pd.DataFrame]] = {
     "coupling": order.coupling,
     "influence": influence.influence,
 }
-ONLY: dict[str, Callable[[Look], bool]] = {
+ONLY: dict[str, Callable[[TraceView], bool]] = {
     "directed": lambda look: bool(look.masked.any()),
     "influence": lambda look: "influence" in look.trace.arrays,
 }
@@ -60,19 +60,19 @@ ONLY: dict[str, Callable[[Look], bool]] = {
 
 
 @dataclass(frozen=True)
-class Measured:
+class RunTables:
     tables: Mapping[str, pd.DataFrame]
-    lacking: Mapping[str, str]  # table → why it is not there
-    partly: Mapping[str, str] = field(default_factory=dict)  # table → which samples are not in it, and why
+    missing: Mapping[str, str]  # table → why it is not there
+    partial: Mapping[str, str] = field(default_factory=dict)  # table → which samples are not in it, and why
 
 
-def measure(
+def build_tables(
     traces: Iterable[Trace], detector: str | Detector = "zscore", told: Callable[[str], None] = lambda _: None
-) -> Measured:
+) -> RunTables:
     """`told` hears the name of each sample that is done. A table has the samples that can give it."""
     parts: dict[str, list[pd.DataFrame]] = {name: [] for name in ANALYSES}
     without: dict[str, list[str]] = {name: [] for name in ANALYSES}
-    for look in looks(traces, detector):
+    for look in trace_views(traces, detector):
         for name, analysis in ANALYSES.items():
             if name in ONLY and not ONLY[name](look):
                 continue
@@ -92,4 +92,4 @@ def measure(
         tables["floating"] = floating.floating_index(tables["tops"])
     if "qk" in tables:
         tables["attribution"] = qk.attribution(tables["qk"])
-    return Measured(tables, lacking, partly)
+    return RunTables(tables, lacking, partly)

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float, Int
 
-from floatscope.analysis.look import Look
+from floatscope.analysis.look import TraceView
 from floatscope.analysis.tokens import CLASSES, STRUCTURE, classes_of
 from floatscope.errors import UserError
 from floatscope.traces import Trace
@@ -36,7 +36,7 @@ _NEARNESS: dict[str, Callable[[Float[np.ndarray, "..."]], np.ndarray]] = {
 }
 
 
-def commits(look: Look) -> pd.DataFrame:
+def commits(look: TraceView) -> pd.DataFrame:
     """`commit` is its number in the trace, `position` one of `positions` to be filled; `place` and `time` are position
     and step from 0, the first there is, to 1, the last."""
     step, position, positions = _filled(look)
@@ -73,7 +73,7 @@ def trajectory(table: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def order(look: Look) -> pd.DataFrame:
+def order(look: TraceView) -> pd.DataFrame:
     """`kendall` of step and position; `u_shape` the mean time of the middle third of the positions less that of the
     outer thirds, positive where the ends come first.
 
@@ -108,7 +108,7 @@ def kendall(a: Int[np.ndarray, " n"], b: Int[np.ndarray, " n"]) -> float:
     return float((x * y).sum() / np.sqrt(untied)) if untied else float("nan")
 
 
-def arness(look: Look, ks: Sequence[int] = KS) -> pd.DataFrame:
+def arness(look: TraceView, ks: Sequence[int] = KS) -> pd.DataFrame:
     """`local` the share of commits that end a run of k + 1 positions committed one after the other, each next to the
     last, among the commits that have k before them; `global` the share that fill one of the k earliest masks.
 
@@ -134,7 +134,7 @@ def arness(look: Look, ks: Sequence[int] = KS) -> pd.DataFrame:
     )
 
 
-def coupling(look: Look) -> pd.DataFrame:
+def coupling(look: TraceView) -> pd.DataFrame:
     """How far the top key is from the nearest commit of its own step (lag 0) or the one after (lag 1): `hit` at it,
     `hit_4` within 4 positions, mean `distance`, over the steps that have both.
 
@@ -144,7 +144,7 @@ def coupling(look: Look) -> pd.DataFrame:
     return pd.concat([_coupled(look, lag) for lag in LAGS], ignore_index=True)
 
 
-def _filled(look: Look) -> tuple[Int[np.ndarray, " commit"], Int[np.ndarray, " commit"], int]:
+def _filled(look: TraceView) -> tuple[Int[np.ndarray, " commit"], Int[np.ndarray, " commit"], int]:
     """The step and the position of each commit, and how many positions there were to fill."""
     trace = look.trace
     step, position = trace.arrays["commit_step"], trace.arrays["commit_position"]
@@ -175,7 +175,7 @@ def _early(step: Int[np.ndarray, " commit"]) -> Float[np.ndarray, " commit"]:
     return ((EARLY * len(step) - before) / (until - before)).clip(0, 1)
 
 
-def _coupled(look: Look, lag: int) -> pd.DataFrame:
+def _coupled(look: TraceView, lag: int) -> pd.DataFrame:
     away = _away(look, lag)
     near = np.where(look.top >= 0, np.take_along_axis(away, look.top.clip(0), 1), np.nan)  # [step, layer]
     there = np.isfinite(near)
@@ -189,7 +189,7 @@ def _coupled(look: Look, lag: int) -> pd.DataFrame:
     return pd.DataFrame(table | chance)
 
 
-def _away(look: Look, lag: int) -> Float[np.ndarray, "step key"]:
+def _away(look: TraceView, lag: int) -> Float[np.ndarray, "step key"]:
     """From each key to the nearest commit of the step `lag` later; NaN where that commits nothing."""
     arrays, key = look.trace.arrays, np.arange(look.masked.shape[1])
     away = np.full((look.steps, len(key)), np.nan)

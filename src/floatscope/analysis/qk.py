@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float
 
 from floatscope.analysis.anchors import head_anchors
 from floatscope.analysis.kept import kept
-from floatscope.analysis.look import Look
+from floatscope.analysis.look import TraceView
 from floatscope.errors import UserError
 from floatscope.schema import KEY_STATS, ORDERS, QUANTITIES, TOP_STATS
 
@@ -25,7 +25,7 @@ NORMS = ("key_norm", "value_norm", "output_norm", "residual")
 Cells = Float[np.ndarray, "step layer head"]
 
 
-def qk(look: Look) -> pd.DataFrame:
+def qk(look: TraceView) -> pd.DataFrame:
     """Means over the steps that have anchors. `qk`, `cos` and `norm` (of |q||k|): mean over anchors minus mean over the
     other eligible keys; `…_z` the same in standard deviations of the others. `angle_lost` is what the mean score of the
     anchors loses when they point where the others do on average, `norm_lost` when they are as long as those."""
@@ -61,7 +61,7 @@ def attribution(table: pd.DataFrame) -> pd.DataFrame:
     return shares.set_axis(["angle", "norm"], axis=1).reset_index()
 
 
-def norms(look: Look) -> pd.DataFrame:
+def norms(look: TraceView) -> pd.DataFrame:
     """Of the `first` key and of the `anchors` of the head mean: mean norm over the median of the eligible keys that are
     neither, mean over the steps that have them. Below 1 a drain, above 1 a peak."""
     trace, at = look.trace, look.whole
@@ -83,7 +83,7 @@ def norms(look: Look) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def key_z(look: Look, step: int) -> Float[np.ndarray, "layer quantity key"]:
+def key_z(look: TraceView, step: int) -> Float[np.ndarray, "layer quantity key"]:
     """Mean over heads of σ q·k, of the cosine and of |q||k|, as z-scores over the eligible keys of a layer."""
     every = kept(look.trace, "key_stats")
     if not 0 <= step < len(every):
@@ -99,7 +99,7 @@ def key_z(look: Look, step: int) -> Float[np.ndarray, "layer quantity key"]:
 class Heads:
     """The anchors of every head and the keys that are none, from top keys and moments."""
 
-    def __init__(self, look: Look, found: Bool[np.ndarray, "step layer head rank"]) -> None:
+    def __init__(self, look: TraceView, found: Bool[np.ndarray, "step layer head rank"]) -> None:
         self.found, self.count = found, found.sum(-1)
         group = look.trace.coords["group"].index("all")
         self._top = kept(look.trace, "top")[:, :, :, group][look.whole]

@@ -20,8 +20,8 @@ import pandas as pd
 from jaxtyping import Bool
 
 from floatscope.analysis.kept import kept
-from floatscope.analysis.look import Look
-from floatscope.errors import UserError, unknown
+from floatscope.analysis.look import TraceView
+from floatscope.errors import UserError, unknown_choice
 from floatscope.tasks.score import normalise
 
 EVIDENCE = "evidence"
@@ -33,7 +33,7 @@ RECALL = 0.5
 """`wu_count` is of samples whose prediction has more than this share of the words of a right answer."""
 
 
-def retrieval(look: Look) -> pd.DataFrame:
+def retrieval(look: TraceView) -> pd.DataFrame:
     """`copies` events; `wu_set` the share of the evidence's different tokens that were copied; `wu_count` events over
     the evidence's positions, NaN unless the answer was recalled; `active` 1 if there was an event, 0 if not.
 
@@ -79,7 +79,7 @@ def retrieval(look: Look) -> pd.DataFrame:
 def head_map(table: pd.DataFrame, score: str = "wu_set") -> pd.DataFrame:
     """Layers down, heads across: the mean over the samples that have the score; of `active`, how often a head is."""
     if score not in table.columns:
-        raise unknown("score", score, table.columns)
+        raise unknown_choice("score", score, table.columns)
     return table.groupby(["layer", "head"])[score].mean().unstack("head")
 
 
@@ -113,12 +113,12 @@ def correlation(a: pd.DataFrame, b: pd.DataFrame, score: str = "wu_set") -> floa
     return float(np.corrcoef(x, y)[0, 1])
 
 
-def _evidence(look: Look) -> Bool[np.ndarray, " key"]:
+def _evidence(look: TraceView) -> Bool[np.ndarray, " key"]:
     trace = look.trace
     return trace.arrays["region_member"][:, trace.coords["region"].index(EVIDENCE)]
 
 
-def _events(look: Look) -> Bool[np.ndarray, "commit layer head"]:
+def _events(look: TraceView) -> Bool[np.ndarray, "commit layer head"]:
     arrays = look.trace.arrays
     key = kept(look.trace, "row_key")[..., 0]
     step, token = (arrays[name][:, None, None] for name in ("commit_step", "commit_token"))

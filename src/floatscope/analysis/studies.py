@@ -94,7 +94,7 @@ class Study:
     about: str
     axis: str  # what `Arm.value` counts
     nll_only: bool  # only the likelihood of the right answer is measured, nothing is decoded
-    read: Callable[[pd.DataFrame], list[str]]  # the table of effects → a sentence per model
+    summarise: Callable[[pd.DataFrame], list[str]]  # the table of effects → a sentence per model
 
 
 STUDIES = {

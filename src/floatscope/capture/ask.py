@@ -14,7 +14,7 @@ TILE = 16  # columns of one kernel pass: the narrowest matrix product the tensor
 
 
 @dataclass(frozen=True)
-class Ask:
+class ReductionSpec:
     """What to add up, the same for every layer of a step. Padding rows have zero weight in every column.
 
     The entropy weights are those of `row_mean`: under full visibility all rows of a sample that count weigh the same,

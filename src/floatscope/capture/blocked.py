@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from floatscope.capture.ask import TILE, Ask, Received
+from floatscope.capture.ask import TILE, Received, ReductionSpec
 from floatscope.capture.attention import Attention, full_precision
 from floatscope.capture.visibility import HIDDEN
 
@@ -43,7 +43,7 @@ def blocks(call: Attention, lse: Tensor | None) -> Iterator[Block]:
         yield at
 
 
-def receive(call: Attention, lse: Tensor | None, ask: Ask, carry: Tensor | None = None) -> Received:
+def receive(call: Attention, lse: Tensor | None, ask: ReductionSpec, carry: Tensor | None = None) -> Received:
     B, H, Q, _ = call.query.shape
     G, K = ask.weights.shape[-1], call.visible.keys
     weights = ask.weights.float().transpose(1, 2).contiguous()  # [b, g, q]

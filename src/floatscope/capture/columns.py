@@ -155,13 +155,13 @@ def mean_over_seeing(
     """Mean of x over the valid queries that see each key."""
     B, H, Q, D = x.shape
     weight = valid.to(x.dtype)
-    count = see.sum_over_seeing(weight[..., None]).clamp_min(1)  # [b, 1|h, key, 1]
+    count = see.column_sum(weight[..., None]).clamp_min(1)  # [b, 1|h, key, 1]
     if see.per_head and see.mask is not None:
         alone = [replace(see, mask=see.mask[:, h : h + 1]) for h in range(H)]
-        sums = [one.sum_over_seeing(x[:, h] * weight[..., None])[:, 0] for h, one in enumerate(alone)]
+        sums = [one.column_sum(x[:, h] * weight[..., None])[:, 0] for h, one in enumerate(alone)]
         return torch.stack(sums, 1) / count
     flat = (x * weight[:, None, :, None]).transpose(1, 2).reshape(B, Q, H * D)
-    sums_by_head: Tensor = see.sum_over_seeing(flat)[:, 0].unflatten(-1, (H, D))
+    sums_by_head: Tensor = see.column_sum(flat)[:, 0].unflatten(-1, (H, D))
     return sums_by_head.transpose(1, 2) / count
 
 

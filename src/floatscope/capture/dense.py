@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from floatscope.capture.ask import Ask, Received
+from floatscope.capture.ask import Received, ReductionSpec
 from floatscope.capture.attention import Attention
 from floatscope.capture.changes import NOWHERE, Changes
 
@@ -66,7 +66,7 @@ def _changed(call: Attention, changes: Changes, scores: Tensor, seen: Tensor | N
     return A
 
 
-def receive(call: Attention, lse: Tensor | None, ask: Ask, carry: Tensor | None = None) -> Received:
+def receive(call: Attention, lse: Tensor | None, ask: ReductionSpec, carry: Tensor | None = None) -> Received:
     """The primitive by definition; `lse` is not used."""
     A = matrix(call)
     received = torch.einsum("bhij,big->bhgj", A, ask.weights.double())

@@ -21,7 +21,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from floatscope.capture.ask import TILE, Ask, Received
+from floatscope.capture.ask import TILE, Received, ReductionSpec
 from floatscope.capture.attention import Attention
 from floatscope.capture.changes import Changes
 from floatscope.errors import UserError
@@ -168,7 +168,7 @@ def blocks_of(dim: int, half: bool, carry: bool) -> dict[str, int]:
     return {"BM": 32, "BN": 64 if dim <= 64 else 32, "num_warps": 4, "num_stages": 2}
 
 
-def receive(call: Attention, lse: Tensor | None, ask: Ask, carry: Tensor | None = None) -> Received:
+def receive(call: Attention, lse: Tensor | None, ask: ReductionSpec, carry: Tensor | None = None) -> Received:
     if lse is None:
         raise UserError("the triton backend needs the log-sum-exp of the model's kernel; use backend='blocked'")
     weights = ask.halves if call.query.dtype != torch.float32 else [(tile, None) for tile in ask.singles]
@@ -191,7 +191,7 @@ def receive(call: Attention, lse: Tensor | None, ask: Ask, carry: Tensor | None 
 
 
 def _pass(
-    call: Attention, lse: Tensor, w: Tensor, ask: Ask | None, y: Tensor | None, y0: int
+    call: Attention, lse: Tensor, w: Tensor, ask: ReductionSpec | None, y: Tensor | None, y0: int
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """One launch: 16 columns of weights and, if given, the entropy of `ask` and 16 columns of carry from `y0` on."""
     see, half = call.visible, call.query.dtype != torch.float32

@@ -15,11 +15,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from floatscope.canvas import CanvasState, Commits, Groups
-from floatscope.capture.ask import Ask, row_mean
+from floatscope.capture.ask import ReductionSpec, row_mean
 from floatscope.capture.columns import Rows
 from floatscope.capture.visibility import Visibility
 from floatscope.errors import UserError
-from floatscope.schema import ELIGIBLE
+from floatscope.schema import MIN_VISIBLE_ROWS
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Expected:
 class Plan:
     visible: Visibility
     groups: Float[Tensor, "batch query group"]
-    ask: Ask  # columns: the groups, then the regions
+    ask: ReductionSpec  # columns: the groups, then the regions
     rows: Rows
     first_key: Int[Tensor, " batch"]  # 0, or the first after left padding
     member: Float[Tensor, "batch key region"] | None
@@ -76,7 +76,7 @@ def plan_for(see: Visibility, canvas: CanvasState, *, regions: bool, entropy: bo
         )
     first = see.keys - see.queries  # the query rows are the last positions of the canvas
     valid = canvas.valid[:, first:]
-    weights = Groups.of_canvas(canvas).weights[:, first:]
+    weights = Groups.from_canvas(canvas).weights[:, first:]
     if see.kind in ("mask", "rule"):  # a row that sees nothing has no attention to count
         sees = (see.seen_keys(weights.device) > 0).any(1)
         valid, weights = valid & sees, weights * sees[..., None]
@@ -93,15 +93,15 @@ def plan_for(see: Visibility, canvas: CanvasState, *, regions: bool, entropy: bo
     e = None
     if entropy:
         e = row_mean(valid, see.seen_keys(weights.device).mean(1).expand(len(valid), -1))
-    ask = Ask(torch.cat(columns, -1).contiguous(), e, memberships=True)
+    ask = ReductionSpec(torch.cat(columns, -1).contiguous(), e, memberships=True)
     return Plan(see, weights, ask, Rows.of(valid), canvas.valid.int().argmax(-1), member, pool, rows_in)
 
 
 def expectation(see: Visibility, weights: Float[Tensor, "batch query group"]) -> Expected:
     """A key is eligible if min(16, n_g) rows of the group see it. An empty group expects NaN: it has no rows."""
     count = weights.sum(1)
-    seen = see.sum_over_seeing(weights).mean(1).transpose(1, 2)
-    need = count.clamp(1, ELIGIBLE)[..., None]
+    seen = see.column_sum(weights).mean(1).transpose(1, 2)
+    need = count.clamp(1, MIN_VISIBLE_ROWS)[..., None]
     return Expected(count, see.uniform(weights) / count[..., None], seen, seen >= need)
 
 

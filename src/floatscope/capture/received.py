@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from floatscope.capture import blocked, dense, kernel
-from floatscope.capture.ask import Ask, Received
+from floatscope.capture.ask import Received, ReductionSpec
 from floatscope.capture.attention import Attention
-from floatscope.errors import UserError, unknown
+from floatscope.errors import UserError, unknown_choice
 
 BACKENDS = ("auto", "triton", "blocked", "dense")
 
@@ -22,7 +22,7 @@ BACKENDS = ("auto", "triton", "blocked", "dense")
 def backend_for(call: Attention, lse_known: bool = True, wanted: str = "auto") -> str:
     """The backend that serves this call: `triton` on CUDA where its kernel covers the case, else `blocked`."""
     if wanted not in BACKENDS:
-        raise unknown("backend", wanted, BACKENDS)
+        raise unknown_choice("backend", wanted, BACKENDS)
     if wanted in ("blocked", "dense"):
         return wanted
     reason = kernel.unserved(call) if lse_known else "the model's kernel does not give its log-sum-exp"
@@ -32,7 +32,7 @@ def backend_for(call: Attention, lse_known: bool = True, wanted: str = "auto") -
 
 
 def receive(
-    call: Attention, lse: Tensor | None, ask: Ask, carry: Tensor | None = None, backend: str = "auto"
+    call: Attention, lse: Tensor | None, ask: ReductionSpec, carry: Tensor | None = None, backend: str = "auto"
 ) -> Received:
     """Answer `ask` for one attention call, exactly, in O(keys · groups) memory.
 
@@ -43,7 +43,7 @@ def receive(
         return answer[backend_for(call, lse is not None, backend)](call, lse, ask, carry)
 
 
-def _dense(call: Attention, lse: Tensor | None, ask: Ask, carry: Tensor | None = None) -> Received:
+def _dense(call: Attention, lse: Tensor | None, ask: ReductionSpec, carry: Tensor | None = None) -> Received:
     """The reference in the type all backends answer in."""
     exact = dense.receive(call, lse, ask, carry)
     entropy, carried = (None if x is None else x.float() for x in (exact.entropy, exact.carried))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from floatscope.capture import dense
-from floatscope.capture.ask import Ask, Received
+from floatscope.capture.ask import Received, ReductionSpec
 from floatscope.capture.attention import Attention
 from floatscope.errors import UserError
 
@@ -21,7 +21,7 @@ class Mismatch(UserError):
 
 
 def check_call(
-    call: Attention, output: Tensor, ask: Ask, carry: Tensor | None, got: Received, layer: str, step: int
+    call: Attention, output: Tensor, ask: ReductionSpec, carry: Tensor | None, got: Received, layer: str, step: int
 ) -> dict[str, float]:
     """Largest error of each quantity, or `Mismatch` with the layer and the size."""
     errors = call_errors(call, output, ask, carry, got)
@@ -35,7 +35,9 @@ def check_call(
     return errors
 
 
-def call_errors(call: Attention, output: Tensor, ask: Ask, carry: Tensor | None, got: Received) -> dict[str, float]:
+def call_errors(
+    call: Attention, output: Tensor, ask: ReductionSpec, carry: Tensor | None, got: Received
+) -> dict[str, float]:
     want = dense.receive(call, None, ask, carry)
     counted = ask.weights[..., 0].abs() > 0  # [batch, query]: rows of group `all`
     rows = counted[:, None, :, None]

@@ -263,7 +263,7 @@ class Visibility:
         lo, hi = self._key_interval(device)
         return (total.gather(-1, hi) - total.gather(-1, lo)).float()[:, None, :]
 
-    def sum_over_seeing(self, x: Float[Tensor, "b query c"]) -> Float[Tensor, "b2 head key c"]:
+    def column_sum(self, x: Float[Tensor, "b query c"]) -> Float[Tensor, "b2 head key c"]:
         """Σ of x[i] over the queries i that see key j, [batch, head|1, key, c]: how any column mean is taken."""
         if self.kind in ("rule", "mask"):
             total: Tensor | None = None
@@ -335,7 +335,7 @@ class Visibility:
         n = self.seen_keys(weights.device)  # [b, h, query]
         if n.shape[1] == 1:
             share = weights / n[:, 0, :, None].clamp_min(1)
-            return self.sum_over_seeing(share).mean(1).transpose(-1, -2)
+            return self.column_sum(share).mean(1).transpose(-1, -2)
         heads = [replace(self, mask=m[:, None]) for m in self.mask.unbind(1)]  # type: ignore[union-attr]
         return torch.stack([one.uniform(weights) for one in heads]).mean(0)
 

@@ -35,8 +35,8 @@ from floatscope.capture.reduce import OF_COLUMNS, Raw, chosen_rows, ranked, regi
 from floatscope.capture.reducer import Reducer
 from floatscope.capture.verify import check_call
 from floatscope.capture.visibility import Visibility
-from floatscope.errors import UserError, unknown
-from floatscope.schema import FIELDS, SHARED, check_fields, fields_of
+from floatscope.errors import UserError, unknown_choice
+from floatscope.schema import FIELDS, SHARED, check_fields, fields_at_level
 
 CHUNK_BYTES = 2**26
 """Layers are summarised together up to this much received attention at a time: few launches, bounded memory."""
@@ -57,7 +57,7 @@ class Watch:
               for each step, with gradients, and a backward for each commit
     """
 
-    keep: str = "summary"
+    level: str = "summary"
     fields: tuple[str, ...] | None = None
     reducers: tuple[Reducer, ...] = ()
     verify: bool = False
@@ -79,7 +79,7 @@ class Watch:
             self, "reducers", tuple(self.reducers if isinstance(self.reducers, Sequence) else [self.reducers])
         )
         if self.backend not in BACKENDS:
-            raise unknown("backend", self.backend, BACKENDS)
+            raise unknown_choice("backend", self.backend, BACKENDS)
         taken = [r.name for r in self.reducers]
         for name in taken:
             if name in FIELDS or taken.count(name) > 1:
@@ -87,10 +87,10 @@ class Watch:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return fields_of(self.keep) if self.fields is None else self.fields
+        return fields_at_level(self.level) if self.fields is None else self.fields
 
     @property
-    def kept(self) -> tuple[str, ...]:
+    def field_names(self) -> tuple[str, ...]:
         """What a trace says it keeps: the fields, and `influence` where it was asked for."""
         return (*self.names, "influence") if self.influence else self.names
 

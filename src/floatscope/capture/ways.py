@@ -42,7 +42,7 @@ OUTPUT_PROJECTIONS = ("o_proj", "out_proj", "c_proj", "dense", "Wo", "wo", "o", 
 
 
 @contextmanager
-def into(module: nn.Module, watcher: Watcher) -> Iterator[str]:
+def attach(module: nn.Module, watcher: Watcher) -> Iterator[str]:
     """Watch `module` until the block ends; yields the name of the way taken."""
     if getattr(getattr(module, "config", None), "is_encoder_decoder", False) and _has_decoder(module):
         raise UserError(
@@ -55,7 +55,7 @@ def into(module: nn.Module, watcher: Watcher) -> Iterator[str]:
 
 
 @contextmanager
-def unwatched(module: nn.Module) -> Iterator[None]:
+def detached(module: nn.Module) -> Iterator[None]:
     """While the block lasts a watched module attends by itself, as before; for a forward that is nobody's step."""
     sites = _watchers[module][1] if module in _watchers else None
     own = [] if sites is None else sites.own_attention

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text as Line
 
-    from floatscope.models.text import Text
+    from floatscope.models.text import ModelTokenizer
     from floatscope.tasks.read import Reading
     from floatscope.tasks.sample import Passage, Sample
 
@@ -89,7 +89,7 @@ def _prompts(samples: list[Sample], model: str | None) -> dict[str, Any]:
     return {"counted_in": f"tokens of {model}", **spread(lengths), "context": context, "longer_than_context": over}
 
 
-def _tokenizer(name: str) -> tuple[Text, int | None]:
+def _tokenizer(name: str) -> tuple[ModelTokenizer, int | None]:
     """A model's tokenizer and the length it was trained for."""
     from floatscope.errors import UserError
     from floatscope.models import gguf

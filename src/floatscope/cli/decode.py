@@ -93,7 +93,7 @@ def decode(
     elif as_json:
         typer.echo(json.dumps(_told(out, layer), ensure_ascii=False))
     else:
-        typer.echo(out.text if opened.text is not None else " ".join(map(str, out.generated[0])))
+        typer.echo(out.text if opened.tokenizer is not None else " ".join(map(str, out.generated[0])))
 
 
 def _stdin() -> str:
@@ -131,7 +131,7 @@ def _told(out: Decoding, layer: int | None) -> dict[str, Any]:
         steps.append(view.told(step))
     before = out.steps[0].before
     prompt = before.tokens[0][before.valid[0]].tolist()[: out.answer_start - int(before.valid[0].int().argmax())]
-    text = out.text if out.model.text is not None else None
+    text = out.text if out.model.tokenizer is not None else None
     answer = {"text": text, "tokens": out.generated[0], "prompt_tokens": prompt}
     speed = {"seconds": round(view.seconds, 3), "tokens_per_second": round(view.speed, 2)}
     return {**answer, **speed, "steps": steps, "run": out.meta}

@@ -14,7 +14,7 @@ from floatscope.errors import UserError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from floatscope.pipelines.evaluate import Evaluation
+    from floatscope.pipelines.evaluate import EvaluationJob
 
 Opt = typer.Option
 
@@ -55,7 +55,7 @@ def evaluate(
     """
     from rich.console import Console
 
-    from floatscope.pipelines.evaluate import evaluate as evaluation_of
+    from floatscope.pipelines.evaluate import plan_evaluation as evaluation_of
     from floatscope.tasks.read import about, read_file
 
     read = read_file(data, limit, format=format, skip_bad=skip_bad)
@@ -71,7 +71,7 @@ def evaluate(
     )  # fmt: skip
     o.say(console, "model", repr(opened))
     o.say_bad(console, read)
-    for sentence in evaluation.told:
+    for sentence in evaluation.notes:
         o.say(console, "note", sentence)
     o.say_recall(console, recall, k)
     run(console, evaluation)
@@ -83,7 +83,7 @@ def evaluate(
     o.say(console, "out", str(out))
 
 
-def run(console: Console, evaluation: Evaluation) -> None:
+def run(console: Console, evaluation: EvaluationJob) -> None:
     """Ask, then watch; a bar each, with the time left. Ctrl-C keeps what is finished."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from floatscope.cli import options as o
-from floatscope.errors import unknown
+from floatscope.errors import unknown_choice
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -78,15 +78,15 @@ def intervene(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from floatscope.analysis.experiments import effects
-    from floatscope.interventions.recipes import edits_of
-    from floatscope.pipelines.intervene import experiment
+    from floatscope.interventions.recipes import parse_edits
+    from floatscope.pipelines.intervene import plan_intervention
     from floatscope.reports.intervened import intervened
     from floatscope.reports.page import write_page
     from floatscope.tasks.read import about, read_file
 
     if control not in CONTROLS:
-        raise unknown("control", control, CONTROLS)
-    edits_of(edit)  # before a model is opened: what is wrong with them
+        raise unknown_choice("control", control, CONTROLS)
+    parse_edits(edit)  # before a model is opened: what is wrong with them
     read = read_file(data, limit, format=format, skip_bad=skip_bad)
     paths, notes = o.folders(models, out), dict[str, list[str]]()
     console = Console(stderr=as_json, highlight=False, soft_wrap=True)
@@ -94,14 +94,14 @@ def intervene(
     for name, path in zip(models, paths, strict=True):
         opened = o.opened(name, console.is_terminal, device=device, dtype=dtype, mask_id=mask_id, shift=shift,
                           revision=revision, trust_remote_code=trust_remote_code)  # fmt: skip
-        made = experiment(
+        made = plan_intervention(
             opened, read.samples, path, _arms(opened, edit, control, draws), title=" and ".join(edit), prompt=prompt,
             chat=chat, batch=batch, preset=preset, source=about(data, limit), sampler=sampler, new_tokens=new_tokens,
             steps=steps, block=block, temperature=temperature, seed=seed,
         )  # fmt: skip
         o.say(console, "model", repr(opened))
-        notes[opened.spec.name] = made.told
-        for sentence in made.told:
+        notes[opened.spec.name] = made.notes
+        for sentence in made.notes:
             o.say(console, "note", sentence)
         columns = BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[told]}"), TimeRemainingColumn()
         try:
@@ -131,11 +131,11 @@ def intervene(
 
 
 def _arms(model: Model, edits: list[str], control: str, draws: int) -> list[Any]:
-    from floatscope.interventions.arm import BASELINE, Arm, arms_of
+    from floatscope.interventions.arm import BASELINE, Condition, build_conditions
 
     config: Any = getattr(model.module, "config", None)
     heads = getattr(getattr(config, "get_text_config", lambda: config)(), "num_attention_heads", None)
-    return [Arm(BASELINE), *arms_of(edits, None if control == "none" else control, draws, heads)]
+    return [Condition(BASELINE), *build_conditions(edits, None if control == "none" else control, draws, heads)]
 
 
 def _show(console: Console, table: pd.DataFrame) -> None:

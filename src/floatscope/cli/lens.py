@@ -79,7 +79,7 @@ def lens(
     if out is not None:
         table.to_csv(out, index=False)
     if as_json:
-        typer.echo(json.dumps({"model": opened.facts, "rows": table.to_dict("records")}, ensure_ascii=False))
+        typer.echo(json.dumps({"model": opened.metadata, "rows": table.to_dict("records")}, ensure_ascii=False))
         return
     o.say(console, "model", repr(opened))
     first, count = table["sample"].iloc[0], table["sample"].nunique()
@@ -96,12 +96,12 @@ def _read(
     """The samples batch by batch, their rows in the order of the samples."""
     import pandas as pd
 
-    from floatscope.pipelines.asking import as_items, batches, threads_for
+    from floatscope.pipelines.asking import batches, encode_samples, threads_for
     from floatscope.pipelines.lens import lens as read
     from floatscope.sampling.settings import resolve_sampling
 
-    new = resolve_sampling(model.spec.family, **settings).new_tokens
-    items = as_items(model, samples, chat, new)
+    new = resolve_sampling(model.spec.paradigm, **settings).new_tokens
+    items = encode_samples(model, samples, chat, new)
     with threads_for(model):
         parts = [
             read(model, [item.ids for item in batch], k=k, top=top, samples=[i.sample.id for i in batch], **settings)
@@ -124,7 +124,7 @@ def _drawn(rows: pd.DataFrame, model: Model, width: int) -> Table:
     caption = "The key of largest lift @ its position, lift; → what the lens reads there, probability."
     if rows["about"].gt(rows["key"]).all():
         caption += " A row of this model speaks about the next position."
-    if model.spec.family == "arm" and model.spec.cache:
+    if model.spec.paradigm == "arm" and model.spec.cache:
         caption += " Step 0 has the rows of the prompt, the others the newest row."
     table = Table(box=box.SIMPLE_HEAD, caption=caption, caption_justify="left", pad_edge=False)
     table.add_column("layer", justify="right")

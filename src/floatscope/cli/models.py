@@ -52,12 +52,12 @@ def models(
 def _print_table(console: Console, as_json: bool) -> None:
     from rich.table import Table
 
-    from floatscope.models.families import FAMILIES, REFUSED, REMOTE
+    from floatscope.models.families import ARCHITECTURES, REFUSED, REMOTE
 
-    rows = [*FAMILIES, REMOTE]
+    rows = [*ARCHITECTURES, REMOTE]
     if as_json:
         opened = [
-            {"layout": r.name, "opens": r.opens, "family": r.kind, "shift": r.shift, "mask": r.mask_comes_from}
+            {"layout": r.name, "opens": r.opens, "family": r.paradigm, "shift": r.shift, "mask": r.mask_comes_from}
             for r in rows
         ]
         closed = [{"name": name, "why": why} for name, why in REFUSED.values()]
@@ -65,7 +65,7 @@ def _print_table(console: Console, as_json: bool) -> None:
         return
     table = Table("layout", "opens", "family", "decides", "mask id from", box=None, pad_edge=False)
     for r in rows:
-        table.add_row(r.name, r.opens, r.kind, "the next" if r.shift else "its own", r.mask_comes_from)
+        table.add_row(r.name, r.opens, r.paradigm, "the next" if r.shift else "its own", r.mask_comes_from)
     console.print(table, "")
     refused = Table("refused", "because", box=None, pad_edge=False)
     for name, why in REFUSED.values():
@@ -92,8 +92,8 @@ def _print(console: Console, found: Description) -> None:
     grouped = "" if found.heads == found.kv_heads else f", {found.kv_heads} for keys and values"
     facts = {
         "model": spec.name + (f" at {spec.revision}" if spec.revision else ""),
-        "layout": f"{spec.layout}, opened as {found.opened_as}",
-        "family": "masked diffusion" if spec.family == "mdm" else "autoregressive",
+        "layout": f"{spec.architecture}, opened as {found.opened_as}",
+        "family": "masked diffusion" if spec.paradigm == "mdm" else "autoregressive",
         "parameters": f"{found.parameters:,}" + (f", {found.dtype}" if found.dtype else ""),
         "network": f"{found.layers} layers of {found.heads} heads of {found.head_dim}{grouped}",
         "vocabulary": str(found.vocabulary),

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from floatscope.errors import UserError, unknown
+from floatscope.errors import UserError, unknown_choice
 
 FORMATS = ("png", "pdf", "svg")
 
@@ -42,7 +42,7 @@ def report(
     endings = [ending.strip() for ending in (format or "png,pdf").split(",")]
     for ending in endings:
         if ending not in FORMATS:
-            raise unknown("format", ending, FORMATS)
+            raise unknown_choice("format", ending, FORMATS)
     if out.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"--out names the page, such as report.html, got {out}")
     console = Console(stderr=True, highlight=False)

@@ -60,7 +60,7 @@ def stress(
     from floatscope.analysis.stress_tests import curve
     from floatscope.models.describe import describe
     from floatscope.pipelines.stress import check_kind
-    from floatscope.pipelines.stress import stress as stress_test
+    from floatscope.pipelines.stress import plan_stress as stress_test
     from floatscope.reports.page import write_page
     from floatscope.reports.stressed import stressed
     from floatscope.tasks.read import about, read_file
@@ -85,8 +85,8 @@ def stress(
             block=block, temperature=temperature,
         )  # fmt: skip
         o.say(console, "model", repr(opened))
-        notes[opened.spec.name] = made.told
-        for sentence in made.told:
+        notes[opened.spec.name] = made.notes
+        for sentence in made.notes:
             o.say(console, "note", sentence)
         columns = BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[told]}"), TimeRemainingColumn()
         try:

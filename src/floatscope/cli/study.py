@@ -14,7 +14,7 @@ from floatscope.cli import options as o
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from floatscope.pipelines.intervene import Experiment
+    from floatscope.pipelines.intervene import InterventionJob
     from floatscope.reports.charts import Table
 
 Opt = typer.Option
@@ -55,8 +55,8 @@ def study(
 
     from floatscope.analysis.experiments import effects
     from floatscope.analysis.studies import STUDIES
-    from floatscope.pipelines.intervene import experiment
-    from floatscope.pipelines.studies import Asked, check, plan
+    from floatscope.pipelines.intervene import plan_intervention
+    from floatscope.pipelines.studies import StudyInput, check, plan
     from floatscope.reports.page import write_page
     from floatscope.reports.studied import results, studied
     from floatscope.tasks.read import about, read_file
@@ -74,15 +74,15 @@ def study(
         opened = o.opened(model, console.is_terminal, device=device, dtype=dtype, mask_id=mask_id, shift=shift,
                           revision=revision, trust_remote_code=trust_remote_code)  # fmt: skip
         o.say(console, "model", repr(opened))
-        planned = plan(name, Asked(opened, tuple(read.samples), path, seed, settings), **options)
-        made = experiment(opened, planned.conditions, path, planned.arms, title=STUDIES[name].title,
+        planned = plan(name, StudyInput(opened, tuple(read.samples), path, seed, settings), **options)
+        made = plan_intervention(opened, planned.subsets, path, planned.conditions, title=STUDIES[name].title,
                           nll_only=STUDIES[name].nll_only, seed=seed, **settings)  # fmt: skip
-        said = _run(console, model, made, [*planned.told, *made.told])
-        notes[opened.spec.name] = [*planned.told, *made.told, *said]
+        said = _run(console, model, made, [*planned.notes, *made.notes])
+        notes[opened.spec.name] = [*planned.notes, *made.notes, *said]
     table, page = effects(paths), out / "report.html"
     table.to_csv(out / "effects.csv", index=False)
     write_page(studied(name, paths, notes), page)
-    found = STUDIES[name].read(table)
+    found = STUDIES[name].summarise(table)
     if as_json:
         rows = json.loads(table.to_json(orient="records"))
         told = {"page": str(page), "found": found, "notes": notes, "bad": len(read.bad), "effects": rows}
@@ -94,7 +94,7 @@ def study(
     o.say(console, "page", str(page))
 
 
-def _run(console: Console, model: str, made: Experiment, told: list[str]) -> list[str]:
+def _run(console: Console, model: str, made: InterventionJob, told: list[str]) -> list[str]:
     """To the end; and what is to be said of edits that found nothing to do."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -108,7 +108,7 @@ def _run(console: Console, model: str, made: Experiment, told: list[str]) -> lis
         ):
             bar = bars.add_task("", total=made.total, completed=made.finished, told="")
             for arm, _ in made:
-                bars.update(bar, completed=made.finished, told=f"{arm.condition} {arm.name}".strip())
+                bars.update(bar, completed=made.finished, told=f"{arm.subset} {arm.name}".strip())
     except KeyboardInterrupt as error:
         kept = f"{made.finished} of {made.total} answers are kept"
         typer.echo(f"floatscope: interrupted; {kept}, and the same command goes on with the others", err=True)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from floatscope.cli import options as o
-from floatscope.errors import UserError, unknown
+from floatscope.errors import UserError, unknown_choice
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from floatscope.pipelines.trace import Tracing
+    from floatscope.pipelines.trace import TraceJob
 
 Opt = typer.Option
 CONTROLS = 3  # seeds, unless said otherwise
@@ -59,7 +59,7 @@ def trace(
 
     from floatscope.capture.watcher import Watch
     from floatscope.files.sizes import format_size
-    from floatscope.pipelines.trace import trace_samples
+    from floatscope.pipelines.trace import plan_trace
     from floatscope.tasks.read import about, read_file
 
     if (data is None) == (not prompt):
@@ -69,7 +69,7 @@ def trace(
     if data is None and (format is not None or skip_bad):
         raise UserError("--format and --skip-bad say how --data is read; leave them out with --prompt")
     if control not in (None, "untrained"):
-        raise unknown("control", control, ("untrained",))
+        raise unknown_choice("control", control, ("untrained",))
     if control_seeds is not None and control is None:
         raise UserError("--control-seeds says how many controls; give --control untrained with it")
     if control_seeds is not None and control_seeds < 1:
@@ -88,7 +88,7 @@ def trace(
         revision=revision,
         trust_remote_code=trust_remote_code,
     )
-    tracing = trace_samples(
+    tracing = plan_trace(
         opened,
         prompt if read is None else read.samples,
         out,
@@ -131,7 +131,7 @@ def trace(
         o.say(console, "control" if place else "run", _line(run))
 
 
-def _watch(console: Console, tracing: Tracing) -> None:
+def _watch(console: Console, tracing: TraceJob) -> None:
     """A bar with the time left; what was finished before counts as done."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 

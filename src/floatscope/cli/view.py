@@ -43,7 +43,7 @@ class View:
         if self.layer is not None:
             parts.append(self._named(step, anchors))
         spec, how = self.out.model.spec, self.out.how
-        kind = "masked diffusion" if spec.family == "mdm" else "autoregressive"
+        kind = "masked diffusion" if spec.paradigm == "mdm" else "autoregressive"
         return Panel(Group(*parts), title=f"[bold]{escape(spec.name)}[/] · {kind} · {how.sampler}", title_align="left")
 
     def told(self, step: Step) -> dict[str, Any]:
@@ -116,7 +116,7 @@ class View:
         return Text("\n").join(lines[first : first + room])
 
     def _counters(self, step: Step) -> Text:
-        how, arm = self.out.how, self.out.model.spec.family == "arm"
+        how, arm = self.out.how, self.out.model.spec.paradigm == "arm"
         total = how.new_tokens if arm else how.steps or (how.new_tokens if how.paced else None)
         parts = [f"step {self.forwards}" + (f"/{total}" if total else "")]
         if how.block and step.before.block is not None:
@@ -129,7 +129,7 @@ class View:
     def _named(self, step: Step, anchors: Sequence[tuple[int, float]]) -> Text:
         first = _first(step)
         named = [f"{self._name(step, position)} at {position - first}, {lift:.1f}×" for position, lift in anchors]
-        rows = "newest row, " if self.out.model.spec.family == "arm" else ""
+        rows = "newest row, " if self.out.model.spec.paradigm == "arm" else ""
         return Text(f"anchors ({rows}layer {self.layer}): " + (" · ".join(named) or "none"), style="cyan")
 
     def _name(self, step: Step, position: int) -> str:
@@ -139,7 +139,7 @@ class View:
         return f"'{_printable(piece).strip(chr(10))}'"
 
     def _pieces(self, tokens: Sequence[int]) -> list[str]:
-        text = self.out.model.text
+        text = self.out.model.tokenizer
         return [f" {token}" for token in tokens] if text is None else text.pieces(tokens)
 
 

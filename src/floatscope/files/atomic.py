@@ -15,7 +15,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from floatscope.errors import UserError, is_rust, reason
+from floatscope.errors import UserError, is_rust_error, reason
 
 PART = ".part"
 
@@ -52,7 +52,9 @@ def writing(what: str, to: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not (isinstance(error, OSError | SafetensorError) or is_rust(error)):  # the tokenizer's own writer is Rust
+        if not (
+            isinstance(error, OSError | SafetensorError) or is_rust_error(error)
+        ):  # the tokenizer's own writer is Rust
             raise
         why = error.strerror if isinstance(error, OSError) and error.strerror else reason(error)
         elsewhere = isinstance(error, NotADirectoryError | FileExistsError | PermissionError)

@@ -21,14 +21,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from floatscope.canvas import CanvasState
-from floatscope.capture.ask import Ask
+from floatscope.capture.ask import ReductionSpec
 from floatscope.capture.attention import Attention, attend, full_precision
 from floatscope.capture.plan import expectation
 from floatscope.capture.received import receive
 from floatscope.capture.visibility import Visibility
 from floatscope.interventions.edits import Keys
 from floatscope.interventions.picking import Ranking, first_of
-from floatscope.schema import ELIGIBLE
+from floatscope.schema import MIN_VISIBLE_ROWS
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Received:
 
     @cached_property
     def eligible(self) -> Bool[Tensor, "batch key"]:
-        return (self.seen >= self.count.clamp(1, ELIGIBLE)[:, None]) & (self.uniform > 0)
+        return (self.seen >= self.count.clamp(1, MIN_VISIBLE_ROWS)[:, None]) & (self.uniform > 0)
 
     @cached_property
     def evenly(self) -> Float[Tensor, "batch 1 key"]:
@@ -67,7 +67,9 @@ class Anchors:
     _first: dict[tuple[int, str], Ranking] = field(default_factory=dict)
     _sums: dict[tuple[int, str], Received] = field(default_factory=dict)  # of a cached model
     _picked: dict[tuple[Keys, torch.device], dict[int, Tensor]] = field(default_factory=dict)  # this step's
-    _expected: dict[tuple[object, str], tuple[Visibility, Ask, Received]] = field(default_factory=dict)  # this step's
+    _expected: dict[tuple[object, str], tuple[Visibility, ReductionSpec, Received]] = field(
+        default_factory=dict
+    )  # this step's
 
     def at_step(self, step: int) -> None:
         if step != self.step:
@@ -126,7 +128,7 @@ class Anchors:
         mean = torch.stack([lift.to(device) for lift in lifts]).mean(0)
         return Ranking(layers[0].eligible.to(device) & ~canvas.masked, mean)
 
-    def _uniform(self, call: Attention, canvas: CanvasState, rows: str) -> tuple[Visibility, Ask, Received]:
+    def _uniform(self, call: Attention, canvas: CanvasState, rows: str) -> tuple[Visibility, ReductionSpec, Received]:
         """Once for all layers that see alike: which rows count, and what they would give if they looked evenly."""
         see = call.visible
         key = (see.kind, see.queries, see.keys, see.size, id(see.valid), id(see.mask), id(see.rule)), rows
@@ -142,7 +144,7 @@ class Anchors:
             nothing = uniform.new_zeros(len(weights), 1, see.keys)
             self._expected[key] = (
                 see,  # kept, so that no other gets its id
-                Ask(weights, memberships=True),
+                ReductionSpec(weights, memberships=True),
                 Received(nothing, uniform.expand(len(weights), -1), want.seen[:, 0].expand(len(weights), -1), count),
             )
         return self._expected[key]

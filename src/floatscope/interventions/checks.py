@@ -8,7 +8,7 @@ from itertools import combinations
 import torch
 
 from floatscope.canvas import CanvasState
-from floatscope.errors import UserError, unknown
+from floatscope.errors import UserError, unknown_choice
 from floatscope.interventions.edits import OTHERS, Edit, Keys
 from floatscope.interventions.intervention import OF_CANVAS, token_of
 from floatscope.models.model import Model
@@ -29,8 +29,8 @@ def check(edits: Sequence[Edit], model: Model, canvas: CanvasState) -> None:
         if edit.primitive in OF_CANVAS and part is not None:
             raise UserError(f"{edit} changes what the whole model sees, so that it takes no {part}; leave {part} out")
         if edit.queries is not None and edit.queries not in (rows := (OTHERS, *STATES, *canvas.regions.names)):
-            raise unknown(f"region in {edit}: the samples do not have", edit.queries, rows)
-        if edit.primitive == "freeze" and model.spec.family == "arm":
+            raise unknown_choice(f"region in {edit}: the samples do not have", edit.queries, rows)
+        if edit.primitive == "freeze" and model.spec.paradigm == "arm":
             raise UserError(f"{edit} keeps the queries of a step, and {model.spec.name} has new ones at every step")
         if edit.primitive == "replace" and not 0 <= token_of(edit, model) < model.vocabulary:
             raise UserError(
@@ -38,7 +38,7 @@ def check(edits: Sequence[Edit], model: Model, canvas: CanvasState) -> None:
             )
         if edit.primitive == "drop" and model.spec.bos_id is None:
             raise UserError(f"{model.spec.name} has no bos to drop")
-        next_row = model.spec.shift or model.spec.family == "arm"
+        next_row = model.spec.shift or model.spec.paradigm == "arm"
         if edit.primitive == "drop" and next_row and _only_bos(canvas, model.spec.bos_id):
             raise UserError(f"{edit} leaves nothing that decides the first new token where a prompt is only the bos")
     for a, b in combinations(edits, 2):
@@ -71,7 +71,7 @@ def _check_keys(edit: Edit, canvas: CanvasState, layers: int | None, name: str) 
         for picked in (keys, keys.like):
             if picked is not None and picked.rule == "region" and picked.region not in (*STATES, *canvas.regions.names):
                 known = (*STATES, *canvas.regions.names)
-                raise unknown(f"region in {edit}: the samples do not have", str(picked.region), known)
+                raise unknown_choice(f"region in {edit}: the samples do not have", str(picked.region), known)
         if isinstance(keys, Keys) and keys.rule == "positions" and any(p >= length for p in keys.positions):
             raise UserError(f"{edit} picks position {max(keys.positions)}, and a canvas has {length}")
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from floatscope.errors import UserError, unknown
+from floatscope.errors import UserError, unknown_choice
 
 RULES = ("anchors", "middle", "least", "random", "region", "positions", "first")
 
@@ -51,7 +51,7 @@ class Keys:
             ("rows of anchors", self.rows, ("all", "masked")),
         ):
             if given not in allowed:
-                raise unknown(what, str(given), allowed)
+                raise unknown_choice(what, str(given), allowed)
         share = self.rule == "least" and isinstance(self.k, float) and 0 < self.k < 1
         if not share and not (_counts(self.k) and self.k >= 1):
             or_share = ", or below 1 a share of them" if self.rule == "least" else ""
@@ -101,14 +101,14 @@ class Edit:
 
     def __post_init__(self) -> None:
         if self.primitive not in PRIMITIVES:
-            raise unknown("edit primitive", self.primitive, PRIMITIVES)
+            raise unknown_choice("edit primitive", self.primitive, PRIMITIVES)
         needs = {"bias": ("keys", "amount"), "move": ("keys",), "scale": ("keys", "what", "amount"), "zero": ("heads",),
                  "sink": ("amount",), "freeze": ("steps",), "replace": ("keys", "token")}  # fmt: skip
         for name in needs.get(self.primitive, ()):
             if getattr(self, name) is None:
                 raise UserError(f"edit '{self.primitive}' needs `{name}`")
         if self.what not in (None, "key", "value"):
-            raise unknown("operand of an edit", self.what, ("key", "value"))
+            raise unknown_choice("operand of an edit", self.what, ("key", "value"))
         if self.queries == OTHERS and (self.keys is None or not self.keys.shared):
             raise UserError("queries='others' needs keys that all heads share: a region, positions, the first token")
         for name in ("steps", "layers", "heads"):

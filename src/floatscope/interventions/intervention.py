@@ -171,10 +171,10 @@ def token_of(edit: Edit, model: Model) -> int:
         if spec.mask_id is None:
             raise UserError(f"{spec.name} has no mask token to put in another's place; name another token")
         return spec.mask_id
-    if model.text is None:
+    if model.tokenizer is None:
         raise UserError(f"{spec.name} has no tokenizer, so a token is named by its id, as in replace_token(token=13)")
     text = "\n" if wanted == "newline" else str(wanted)
-    ids = [i for i in model.text.encode(text) if i not in model.text.special_ids]
+    ids = [i for i in model.tokenizer.encode(text) if i not in model.tokenizer.special_ids]
     if len(ids) != 1:
         raise UserError(f"{text!r} is {len(ids)} tokens to {spec.name}; name a text that is one, or its id")
     return ids[0]

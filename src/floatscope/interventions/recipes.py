@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from floatscope.errors import UserError, unknown
+from floatscope.errors import UserError, unknown_choice
 from floatscope.interventions.edits import OTHERS, Edit, Keys
-from floatscope.syntax import arguments, spelled
+from floatscope.syntax import merge_arguments, parse_call
 
 CONTROLS = ("random", "middle")
 WHERE: dict[str, Any] = {"steps": None, "layers": None, "heads": None}
@@ -96,7 +96,7 @@ def blank(region: str) -> list[Edit]:
 def evict(keep: int | float, by: str) -> list[Edit]:
     rows = {"received": "all", "masked": "masked"}
     if by not in rows:
-        raise unknown("score to evict by", by, rows)
+        raise unknown_choice("score to evict by", by, rows)
     return [Edit("bias", keys=Keys("least", keep, rows=rows[by]), amount=-float("inf"))]
 
 
@@ -136,7 +136,7 @@ RECIPES = {
 }  # fmt: skip
 
 
-def edits_of(given: str | Edit | Sequence[str | Edit]) -> tuple[Edit, ...]:
+def parse_edits(given: str | Edit | Sequence[str | Edit]) -> tuple[Edit, ...]:
     """Edits in order; recipes by name."""
     several = given if isinstance(given, list | tuple) else [given]
     found: list[Edit] = []
@@ -151,9 +151,9 @@ def edits_of(given: str | Edit | Sequence[str | Edit]) -> tuple[Edit, ...]:
 
 
 def _recipe(text: str) -> list[Edit]:
-    name, given = spelled(text, "mask_anchors(k=5)")
+    name, given = parse_call(text, "mask_anchors(k=5)")
     if name not in RECIPES:
-        raise unknown("edit", name, RECIPES)
+        raise unknown_choice("edit", name, RECIPES)
     recipe = RECIPES[name]
     where: dict[str, Any] = {key: _numbers(name, key, given.pop(key)) for key in WHERE if key in given}
     made = recipe.make(**_arguments(name, given, recipe.defaults))
@@ -165,9 +165,9 @@ def _recipe(text: str) -> list[Edit]:
 def _arguments(name: str, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     for argument in given:
         if argument not in defaults:
-            raise unknown(f"argument of edit '{name}'", argument, [*defaults, *WHERE])
+            raise unknown_choice(f"argument of edit '{name}'", argument, [*defaults, *WHERE])
     share = type(given.get("keep")) is int  # a number of keys instead of a share of them
-    filled = arguments("edit", name, {k: v for k, v in given.items() if not (share and k == "keep")}, defaults)
+    filled = merge_arguments("edit", name, {k: v for k, v in given.items() if not (share and k == "keep")}, defaults)
     for argument, default in defaults.items():
         value = filled[argument]
         text = isinstance(value, str) or (argument == "token" and type(value) is int)
@@ -185,7 +185,7 @@ def _numbers(name: str, key: str, value: Any) -> tuple[int, ...]:
     return tuple(several)
 
 
-def controlled(
+def build_control(
     edits: Sequence[Edit], control: str = "random", draw: int = 0, heads: int | None = None
 ) -> tuple[Edit, ...]:
     """The matched control: random or mid-rank keys in the place of anchors, other heads of the same layers; as many.
@@ -193,7 +193,7 @@ def controlled(
     `heads` is how many the model has in a layer, for edits of heads.
     """
     if control not in CONTROLS:
-        raise unknown("control", control, CONTROLS)
+        raise unknown_choice("control", control, CONTROLS)
     return tuple(_controlled(edit, control, draw, heads) for edit in edits)
 
 

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from floatscope.errors import UserError, listed, printable, reason
+from floatscope.errors import UserError, join_names, printable, reason
 from floatscope.models.files import fingerprint, read_folder, read_json
 from floatscope.models.model import Model, ModelSpec
 
@@ -83,7 +83,7 @@ def read_adapter(folder: Path) -> Adapter:
         if name not in about or not isinstance(about[name], kind) or isinstance(about[name], bool)
     ]
     if wrong:
-        raise UserError(f"{folder / ABOUT} is damaged (no proper {listed(wrong)}); fetch it again")
+        raise UserError(f"{folder / ABOUT} is damaged (no proper {join_names(wrong)}); fetch it again")
     try:
         with safe_open(folder / TENSORS, "pt") as file:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
@@ -92,7 +92,7 @@ def read_adapter(folder: Path) -> Adapter:
     if _sha256(folder / TENSORS) != about[SHA256]:
         raise UserError(f"{folder / TENSORS} is not the one {ABOUT} speaks of; get both from where they were made")
     if wild := [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]:
-        raise UserError(f"{folder / TENSORS} is damaged ({listed(wild, 1)} is not finite); fetch it again")
+        raise UserError(f"{folder / TENSORS} is damaged ({join_names(wild, 1)} is not finite); fetch it again")
     weights = fingerprint(folder / ABOUT, folder / TENSORS)
     return Adapter(**{name: about[name] for name in KEPT}, tensors=tensors, name=_name(folder), weights=weights)
 
@@ -138,11 +138,11 @@ def adapted(spec: ModelSpec, adapter: Adapter) -> ModelSpec:
     """What is known of the base, as that of a masked diffusion model whose rows decide the next position.
 
     Without a mask it stays autoregressive."""
-    if spec.family != "arm":
+    if spec.paradigm != "arm":
         raise UserError(f"{spec.name} is no autoregressive model, and adapters are made from those")
     both = None if spec.weights is None else hashlib.sha256(f"{spec.weights} {adapter.weights}".encode()).hexdigest()
-    spec = replace(spec, name=f"{spec.name}+{adapter.name}", layout="adapted", weights=both)
-    return spec if adapter.mask_id is None else replace(spec, family="mdm", mask_id=adapter.mask_id, shift=True)
+    spec = replace(spec, name=f"{spec.name}+{adapter.name}", architecture="adapted", weights=both)
+    return spec if adapter.mask_id is None else replace(spec, paradigm="mdm", mask_id=adapter.mask_id, shift=True)
 
 
 def merge(module: Any, adapter: Adapter) -> None:
@@ -180,16 +180,16 @@ def projections(module: Any) -> Iterator[tuple[str, Any]]:
 def _check_whole(module: Any, weights: Mapping[str, Tensor], adapter: Adapter) -> None:
     """Nothing is missing, and nothing is there that the base does not have."""
     if strange := _named(adapter) - weights.keys():
-        raise UserError(f"its adapter changes weights the base does not have: {listed(strange)}")
+        raise UserError(f"its adapter changes weights the base does not have: {join_names(strange)}")
     if adapter.rank is None:
         wanted = set(weights)
     else:
         wanted = {f"{name}.weight{part}" for name, _ in projections(module) for part in (UP, DOWN)}
         wanted |= set() if adapter.mask_id is None else {MASK}
     if lost := wanted - adapter.tensors.keys():
-        raise UserError(f"its adapter lacks {listed(lost)}; fetch it again")
+        raise UserError(f"its adapter lacks {join_names(lost)}; fetch it again")
     if more := adapter.tensors.keys() - wanted:
-        raise UserError(f"its adapter has more than it should: {listed(more)}; fetch it again")
+        raise UserError(f"its adapter has more than it should: {join_names(more)}; fetch it again")
 
 
 def _named(adapter: Adapter) -> set[str]:

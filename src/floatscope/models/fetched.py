@@ -13,7 +13,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from floatscope.errors import UserError, unknown
+from floatscope.errors import UserError, unknown_choice
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def is_fetched(name: str | Path) -> bool:
 def fetched(name: str | Path) -> Path:
     """The file behind a name; if it is not there or not whole, the command that brings it."""
     if str(name) not in NAMES:
-        raise unknown("model", str(name), NAMES)
+        raise unknown_choice("model", str(name), NAMES)
     base = BASES[NAMES[str(name)]]
     path = cache() / base.file
     if not path.is_file() or path.stat().st_size != base.size:
@@ -78,7 +78,7 @@ def file_name(name: str | Path, path: Path) -> str:
 
 def base_of(name: str) -> Base:
     if name not in BASES:
-        raise unknown("model to fetch", name, BASES)
+        raise unknown_choice("model to fetch", name, BASES)
     return BASES[name]
 
 

@@ -23,9 +23,9 @@ from typing import Any, BinaryIO
 import torch
 from torch import nn
 
-from floatscope.errors import FAILS, UserError, is_rust, listed, printable, reason
+from floatscope.errors import LIBRARY_ERRORS, UserError, is_rust_error, join_names, printable, reason
 from floatscope.models.quiet import quiet
-from floatscope.models.text import Text, check_text
+from floatscope.models.text import ModelTokenizer, check_text
 
 REFUSED = {"llada": "LLaDA", "llada-moe": "LLaDA-MoE", "llada2": "LLaDA2", "dream": "Dream", "rnd1": "RND1"}
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -73,7 +73,7 @@ def read_header(path: Path) -> Header:
     return header
 
 
-def read(path: Path, place: str | torch.device, dtype: torch.dtype) -> tuple[nn.Module, Text]:
+def read(path: Path, place: str | torch.device, dtype: torch.dtype) -> tuple[nn.Module, ModelTokenizer]:
     """Module and tokenizer; every weight unpacked to `dtype`."""
     from transformers import AutoModelForCausalLM, GgufConfig
 
@@ -87,7 +87,7 @@ def read(path: Path, place: str | torch.device, dtype: torch.dtype) -> tuple[nn.
         )
     bad = {*info["missing_keys"], *info["unexpected_keys"]}
     if bad:
-        raise UserError(f"{path}: tensors missing or unexpected: {listed(bad)}")
+        raise UserError(f"{path}: tensors missing or unexpected: {join_names(bad)}")
     return module, read_text(path)
 
 
@@ -99,11 +99,11 @@ def read_config(path: Path) -> Any:
         return AutoConfig.from_pretrained(**where)
 
 
-def read_text(path: Path) -> Text:
+def read_text(path: Path) -> ModelTokenizer:
     from transformers import AutoTokenizer
 
     with _alone(path) as where:
-        text = Text(AutoTokenizer.from_pretrained(**where), path.name)
+        text = ModelTokenizer(AutoTokenizer.from_pretrained(**where), path.name)
     check_text(text, path)
     return text
 
@@ -132,7 +132,7 @@ def _alone(path: Path) -> Iterator[dict[str, Any]]:
         except torch.OutOfMemoryError:
             raise
         except BaseException as error:
-            if is_rust(error) or isinstance(error, (StrictDataclassError, OSError, *FAILS)):
+            if is_rust_error(error) or isinstance(error, (StrictDataclassError, OSError, *LIBRARY_ERRORS)):
                 why = reason(error).replace(folder, str(path.parent))
                 raise UserError(f"{path} cannot be opened by transformers ({why})") from error
             raise

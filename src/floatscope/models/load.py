@@ -24,10 +24,19 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from floatscope.errors import FAILS, UserError, about, listed, printable, reading, reason, unknown
+from floatscope.errors import (
+    LIBRARY_ERRORS,
+    UserError,
+    guard_reading,
+    join_names,
+    name_in_errors,
+    printable,
+    reason,
+    unknown_choice,
+)
 from floatscope.models import gguf, hub, remote
 from floatscope.models.adapter import adapt_model, check_base, is_adapter, read_adapter
-from floatscope.models.families import CAUSAL, REMOTE, Family, recognise
+from floatscope.models.families import CAUSAL, REMOTE, Architecture, recognise
 from floatscope.models.fetched import SIBLINGS, fetched, file_name, is_fetched
 from floatscope.models.files import DTYPES, OPENED, Folder, fingerprint, read_config, read_folder
 from floatscope.models.model import Model, ModelSpec
@@ -35,7 +44,7 @@ from floatscope.models.place import CPU, Place, check_fits, device_of, dtype_of,
 from floatscope.models.probe import probed
 from floatscope.models.quiet import quiet
 from floatscope.models.spec import infer
-from floatscope.models.text import Text, open_text
+from floatscope.models.text import ModelTokenizer, open_text
 
 NOT_OURS = (  # what a config may ask of transformers beyond the network: kernels from the hub, code, labels
     "attn_implementation",
@@ -80,9 +89,9 @@ class Opened:
     """A checkpoint as far as it can be known without its weights."""
 
     folder: Folder
-    family: Family
+    family: Architecture
     empty: Any  # the transformers module on the meta device
-    text: Text | None
+    text: ModelTokenizer | None
     spec: ModelSpec
 
 
@@ -100,7 +109,7 @@ def load(
     and float32 on a CPU. device="auto" spreads it over all GPUs. `mask_id` and `shift` overrule what the files say."""
     place, wanted = device_of(device), dtype_of(dtype)
     overrule: dict[str, Any] = {"mask_id": mask_id, "shift": shift}
-    with reading(name):
+    with guard_reading(name):
         base, adapter = parted(name)
         if adapter is not None:
             if mask_id is not None or shift is not None:
@@ -150,7 +159,7 @@ def _load_adapted(base: str | Path, folder: Path, place: Place, how: Mapping[str
     adapter = read_adapter(folder)
     check_base(adapter, weights_of(base, how["revision"], how["trust_remote_code"]))
     model = load(base, **how)
-    with about(folder):
+    with name_in_errors(folder):
         return _probed(adapt_model(model, adapter), folder, place)
 
 
@@ -170,7 +179,7 @@ def as_path(name: str | Path) -> Path:
 
 
 def _unknown(folder: Path) -> bool:
-    with about(folder):
+    with name_in_errors(folder):
         return recognise(read_config(folder), None) is None
 
 
@@ -179,7 +188,7 @@ def _load_gguf(name: str, path: Path, place: Place, dtype: torch.dtype | None, *
     dtype = dtype or (torch.float32 if place == CPU else torch.bfloat16)
     check_fits(name, header.parameters, dtype, place)
     module, text = gguf.read(path, place, dtype)
-    with about(path):
+    with name_in_errors(path):
         spec = infer(name, CAUSAL, {}, module, text, **overrule)
     return _probed(Model(module.eval(), replace(spec, weights=fingerprint(path)), text), path, place)
 
@@ -188,8 +197,8 @@ def _load_remote(name: str, folder: Path, place: Place, dtype: torch.dtype | Non
     found = read_folder(folder)
     dtype = dtype or (torch.float32 if place == CPU else getattr(torch, found.dtype))
     module, text = remote.read(folder, found.config, place, dtype)
-    row = REMOTE if found.config.get("mask_token_id") is None else replace(REMOTE, kind="mdm", shift=False)
-    with about(folder):
+    row = REMOTE if found.config.get("mask_token_id") is None else replace(REMOTE, paradigm="mdm", shift=False)
+    with name_in_errors(folder):
         spec = infer(name, row, found.config, module, text, **overrule)
     spec = replace(spec, weights=found.fingerprint, remote_code=True)
     return _probed(Model(module.eval(), spec, text), folder, place)
@@ -197,7 +206,7 @@ def _load_remote(name: str, folder: Path, place: Place, dtype: torch.dtype | Non
 
 def _probed(model: Model, where: Path, place: Place) -> Model:
     try:
-        with about(where):
+        with name_in_errors(where):
             return probed(model)
     except torch.OutOfMemoryError as error:
         parameters = sum(p.numel() for p in model.module.parameters())
@@ -221,7 +230,7 @@ def locate(
             raise UserError(f"revision={revision!r} belongs to a hub id, and {name} is none")
         return path, None
     config = read_config(hub.fetch_config(name, revision))
-    with about(name):
+    with name_in_errors(name):
         if recognise(config, None) is None and not trust_remote_code:
             raise _stranger(config)
     return hub.fetch(name, revision, weights=weights, code=trust_remote_code)
@@ -231,7 +240,7 @@ def _twin(name: str) -> Path:
     home = Path(str(resources("floatscope"))) / "assets" / "twins"
     there = sorted(p.name for p in home.iterdir() if (p / "config.json").is_file())
     if name not in there:
-        raise unknown("twin", name, there)
+        raise unknown_choice("twin", name, there)
     return home / name
 
 
@@ -241,7 +250,7 @@ def open_checkpoint(
     """Everything but the weights: family, config, tokenizer and spec, each checked against the headers of the weights,
     or without them (`weights` False: they have not been fetched)."""
     folder = read_folder(path) if weights else Folder(path, read_config(path), (), {})
-    with about(path):
+    with name_in_errors(path):
         found = recognise(folder.config, folder.stored if weights else None)
         if found is None:
             raise _stranger(folder.config, folder.stored if weights else {})
@@ -256,15 +265,15 @@ def open_checkpoint(
 
 
 def _stranger(config: dict[str, Any], stored: Mapping[str, Any] | None = None) -> UserError:
-    named = listed(list(map(str, config.get("architectures") or ["none"])))
+    named = join_names(list(map(str, config.get("architectures") or ["none"])))
     if recognise(config, None) is not None:  # known, but not with these tensors
-        return UserError(f"its tensors are not named as those of {named} are ({listed(stored or {}, 3)})")
+        return UserError(f"its tensors are not named as those of {named} are ({join_names(stored or {}, 3)})")
     own = "auto_map" in config
     helps = "; it brings code of its own, which runs only with trust_remote_code=True" if own else ""
     return UserError(f"unknown architecture {named} (`floatscope models` lists what can be opened){helps}")
 
 
-def _transformers(family: Family, becomes: str, config: dict[str, Any]) -> Any:
+def _transformers(family: Architecture, becomes: str, config: dict[str, Any]) -> Any:
     """The config of the transformers class; nothing but the network is taken from config.json."""
     import transformers
     from huggingface_hub.errors import StrictDataclassError
@@ -274,7 +283,7 @@ def _transformers(family: Family, becomes: str, config: dict[str, Any]) -> Any:
     try:
         with quiet():
             made = getattr(transformers, becomes).config_class.from_dict(words)
-    except (StrictDataclassError, *FAILS) as error:
+    except (StrictDataclassError, *LIBRARY_ERRORS) as error:
         raise UserError(f"its config.json does not describe a {becomes} ({reason(error)})") from error
     _check_config(made)
     return made
@@ -313,12 +322,12 @@ def empty_module(becomes: str, config: Any) -> nn.Module:
     try:
         with quiet(), torch.device("meta"):
             empty: nn.Module = getattr(transformers, becomes)(config)
-    except FAILS as error:
+    except LIBRARY_ERRORS as error:
         raise UserError(f"its config.json does not describe a {becomes} ({reason(error)})") from error
     return empty
 
 
-def _check_tensors(folder: Folder, family: Family, empty: nn.Module) -> None:
+def _check_tensors(folder: Folder, family: Architecture, empty: nn.Module) -> None:
     """Nothing missing, nothing unexpected, every shape as the config has it; before any weight is read.
 
     A class of transformers may rename and merge tensors while it loads, so what does not fit here is refused only
@@ -343,7 +352,7 @@ def _check_tensors(folder: Folder, family: Family, empty: nn.Module) -> None:
             raise UserError(f"its tensor {printable(key)} is stored as {found.dtype}; {OPENED}")
 
 
-def _places(folder: Folder, family: Family, empty: nn.Module) -> dict[str, str]:
+def _places(folder: Folder, family: Architecture, empty: nn.Module) -> dict[str, str]:
     """A stored tensor's key → its name in the module."""
     wanted = empty.state_dict().keys()
     base = getattr(empty, "base_model_prefix", "")  # GPT-2's files leave it out
@@ -353,7 +362,7 @@ def _places(folder: Folder, family: Family, empty: nn.Module) -> dict[str, str]:
 
 def _refuse(missing: Collection[str], extra: Collection[str]) -> None:
     if missing or extra:
-        raise UserError(f"missing tensors: {listed(missing)}; unexpected tensors: {listed(extra)}")
+        raise UserError(f"missing tensors: {join_names(missing)}; unexpected tensors: {join_names(extra)}")
 
 
 def _check_ties(opened: Opened, stored: Mapping[str, Any]) -> None:
@@ -372,7 +381,7 @@ def _read(opened: Opened, place: Place, dtype: torch.dtype) -> nn.Module:
     folder, family = opened.folder, opened.family
     check_fits(opened.spec.name, folder.parameters, dtype, place)
     try:
-        with quiet(), folder.tensors() as stored, about(folder.path):
+        with quiet(), folder.tensors() as stored, name_in_errors(folder.path):
             _check_ties(opened, stored)
             lazy = {family.rename(k): t for k, t in stored.items() if not re.fullmatch(family.spare, k)}
             module, info = type(opened.empty).from_pretrained(

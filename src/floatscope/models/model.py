@@ -22,7 +22,7 @@ from floatscope.canvas import CanvasState
 from floatscope.errors import UserError
 
 if TYPE_CHECKING:
-    from floatscope.models.text import Text
+    from floatscope.models.text import ModelTokenizer
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class ModelSpec:
     """What must be known of a checkpoint and cannot be read off its weights."""
 
     name: str
-    family: str  # "mdm" | "arm"
+    paradigm: str  # "mdm" | "arm"
     mask_id: int | None
     shift: bool = False  # logits at row p decide position p + 1
-    layout: str = ""  # the row of the families table it was opened by
+    architecture: str = ""  # the row of the families table it was opened by
     bos_id: int | None = None
     eos_id: int | None = None
     eot_id: int | None = None  # ends a turn, where that is another token than eos
@@ -56,10 +56,10 @@ class ModelSpec:
 class Model:
     module: nn.Module
     spec: ModelSpec
-    text: Text | None = None  # the tokenizer; None: prompts are token ids
+    tokenizer: ModelTokenizer | None = None  # the tokenizer; None: prompts are token ids
 
     def __repr__(self) -> str:
-        kind = "masked diffusion" if self.spec.family == "mdm" else "autoregressive"
+        kind = "masked diffusion" if self.spec.paradigm == "mdm" else "autoregressive"
         layers = getattr(getattr(self.module, "config", None), "num_hidden_layers", None)
         parameters = sum(p.numel() for p in self.module.parameters())
         parts = [kind, *([] if layers is None else [f"{layers} layers"]), f"{parameters:,} parameters"]
@@ -75,7 +75,7 @@ class Model:
         return next(p.dtype for p in self.module.parameters() if p.is_floating_point())
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """What a trace says of the model it was made with."""
         names = ("family", "layout", "mask_id", "shift", "revision", "weights", "remote_code")
         known = {name: getattr(self.spec, name) for name in names}
@@ -88,13 +88,13 @@ class Model:
 
     def forward(self, canvas: CanvasState, rows: slice | None = None) -> Float[Tensor, "batch row vocabulary"]:
         """Logits of `rows` (default: all), every position computed anew."""
-        extra = {"use_cache": False, **({"is_causal": False} if self.spec.family == "mdm" else {})}
+        extra = {"use_cache": False, **({"is_causal": False} if self.spec.paradigm == "mdm" else {})}
         return self._logits(canvas, 0, slice(0, canvas.tokens.shape[1]) if rows is None else rows, extra)
 
     def cached(self) -> Callable[[CanvasState, slice], Tensor]:
         """A forward that keeps keys and values from call to call: only a causal model's never change. Where a cache
         would be wrong (a recurrent network has none of this kind), every call computes the whole canvas."""
-        if self.spec.family != "arm":
+        if self.spec.paradigm != "arm":
             raise UserError(f"{self.spec.name} looks both ways, so its keys and values change at every step: no cache")
         return Cached(self) if self.spec.cache else self.forward
 

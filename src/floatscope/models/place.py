@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from floatscope.errors import UserError, unknown
+from floatscope.errors import UserError, unknown_choice
 
 Place = str | torch.device  # "auto": over all GPUs
 CPU = torch.device("cpu")
@@ -59,7 +59,7 @@ def dtype_of(given: str | torch.dtype | None) -> torch.dtype | None:
         return given
     name = str(given).removeprefix("torch.")
     if name not in DTYPES:
-        raise unknown("dtype", name, DTYPES)
+        raise unknown_choice("dtype", name, DTYPES)
     return DTYPES[name]
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from floatscope.canvas import CanvasState
-from floatscope.errors import FAILS, UserError, reason
+from floatscope.errors import LIBRARY_ERRORS, UserError, reason
 from floatscope.models.model import Cached, Model
 from floatscope.models.quiet import quiet
 from floatscope.schema import State
@@ -40,7 +40,7 @@ def probed(model: Model) -> Model:
         placed = "position_ids" in model._takes  # else padding is refused in any case
         padding = not placed or _answers(lambda: model.forward(together), alone)
         cache = True
-        if model.spec.family == "arm":
+        if model.spec.paradigm == "arm":
             canvas = together if placed and padding else _canvas(model, [whole])
             cache = _answers(lambda: _token_by_token(model, canvas), alone)
     return replace(model, spec=replace(model.spec, padding=padding, cache=cache))
@@ -51,7 +51,7 @@ def _rows(model: Model, samples: list[list[int]]) -> Tensor:
         rows = model.forward(_canvas(model, samples))
     except torch.OutOfMemoryError:
         raise
-    except FAILS as error:
+    except LIBRARY_ERRORS as error:
         raise UserError(f"{_name(model)} cannot be run on {len(samples[0])} tokens ({reason(error)})") from error
     if rows.shape[:2] != (len(samples), len(samples[0])):
         raise UserError(
@@ -62,10 +62,10 @@ def _rows(model: Model, samples: list[list[int]]) -> Tensor:
 
 def _check_direction(model: Model, rows: Tensor) -> None:
     sees = not torch.equal(rows[0, 0], rows[1, 0])
-    if not sees and model.spec.family == "mdm" and model.spec.layout in ("causal", "remote", "adapted"):
-        helps = "no adapter can change that" if model.spec.layout == "adapted" else "open it without mask_id="
+    if not sees and model.spec.paradigm == "mdm" and model.spec.architecture in ("causal", "remote", "adapted"):
+        helps = "no adapter can change that" if model.spec.architecture == "adapted" else "open it without mask_id="
         raise UserError(f"{_name(model)} keeps its causal mask whatever it is told, so it cannot denoise; {helps}")
-    if sees and model.spec.family == "arm" and not _close(rows[0, 0], rows[1, 0]):
+    if sees and model.spec.paradigm == "arm" and not _close(rows[0, 0], rows[1, 0]):
         raise UserError(
             f"{_name(model)} looks both ways, so it is no autoregressive model; with mask_id= it opens as a masked"
             " diffusion model"
@@ -85,7 +85,7 @@ def _answers(ask: Callable[[], Tensor], alone: list[Tensor]) -> bool:
         rows = ask()
     except torch.OutOfMemoryError:
         raise
-    except FAILS:
+    except LIBRARY_ERRORS:
         return False
     count = min(rows.shape[1], *map(len, alone))
     return all(_close(ours[-count:], theirs[-count:]) for ours, theirs in zip(rows, alone, strict=False))

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from floatscope.errors import UserError, unknown
+from floatscope.errors import UserError, unknown_choice
 from floatscope.models.files import read_json
 from floatscope.models.write import tensors_of, write_checkpoint
 
@@ -55,10 +55,10 @@ def write_random(folder: str | Path, layout: str = "llada", seed: int = 0, shard
     A vocabulary too small for the tokenizer gets none: its last id is then the mask, the one before ends a text.
     """
     if layout not in KINDS:
-        raise unknown("layout", str(layout), KINDS)
+        raise unknown_choice("layout", str(layout), KINDS)
     for name in shape:
         if name not in SHAPE:
-            raise unknown("size of a random checkpoint", name, SHAPE)
+            raise unknown_choice("size of a random checkpoint", name, SHAPE)
     sizes = {**SHAPE, "kv_heads": shape.get("heads", SHAPE["heads"]), **shape}
     _check(sizes, seed, shards, layout)
     kind = KINDS[layout]

@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from floatscope.errors import FAILS, UserError, listed, reason
+from floatscope.errors import LIBRARY_ERRORS, UserError, join_names, reason
 from floatscope.models.quiet import quiet
-from floatscope.models.text import Text, open_text, refuse_foreign_code
+from floatscope.models.text import ModelTokenizer, open_text, refuse_foreign_code
 
 CLASSES = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModel")  # the first that the checkpoint offers
 
 
 def read(
     folder: Path, config: dict[str, Any], place: str | torch.device, dtype: torch.dtype
-) -> tuple[nn.Module, Text | None]:
+) -> tuple[nn.Module, ModelTokenizer | None]:
     """Module and tokenizer by the checkpoint's code; missing and unexpected tensors are refused here too."""
     import transformers
     from huggingface_hub.errors import StrictDataclassError
@@ -47,9 +47,9 @@ def read(
             )
     except torch.OutOfMemoryError:
         raise
-    except (StrictDataclassError, ImportError, OSError, SyntaxError, *FAILS) as error:
+    except (StrictDataclassError, ImportError, OSError, SyntaxError, *LIBRARY_ERRORS) as error:
         raise UserError(f"the code of {folder} failed ({reason(error)})") from error
     bad = {*info["missing_keys"], *info["unexpected_keys"]}
     if bad:
-        raise UserError(f"{folder}: tensors missing or unexpected: {listed(bad)}")
+        raise UserError(f"{folder}: tensors missing or unexpected: {join_names(bad)}")
     return module, open_text(folder, trust_remote_code=True)

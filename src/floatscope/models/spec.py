@@ -10,17 +10,17 @@ from typing import Any
 from torch import nn
 
 from floatscope.errors import UserError, printable
-from floatscope.models.families import Config, Family
+from floatscope.models.families import Architecture, Config
 from floatscope.models.model import ModelSpec
-from floatscope.models.text import Text
+from floatscope.models.text import ModelTokenizer
 
 
 def infer(
     name: str,
-    family: Family,
+    family: Architecture,
     config: Config,
     module: Any,
-    text: Text | None,
+    text: ModelTokenizer | None,
     *,
     mask_id: int | None,
     shift: bool | None,
@@ -30,7 +30,7 @@ def infer(
     if text is not None and text.size > rows:
         raise UserError(f"its tokenizer has ids up to {text.size - 1}, and the model takes 0 … {rows - 1}")
     mask = family.mask(config, text) if mask_id is None else mask_id
-    kind = family.kind if mask_id is None else "mdm"
+    kind = family.paradigm if mask_id is None else "mdm"
     if shift is not None and not isinstance(shift, bool):
         raise UserError(f"shift must be True (a row decides the next position) or False (its own), got {shift!r}")
     if shift is not None and kind == "arm":
@@ -57,10 +57,10 @@ def infer(
     longest = getattr(module.config, "max_position_embeddings", None)
     return ModelSpec(
         name=name,
-        family=kind,
+        paradigm=kind,
         mask_id=mask if kind == "mdm" else None,
         shift=family.shift if shift is None else shift,
-        layout=family.name,
+        architecture=family.name,
         bos_id=token("bos"),
         eos_id=eos,
         eot_id=None if eot == eos else eot,

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from floatscope.errors import FAILS, UserError, is_rust, printable, reason
+from floatscope.errors import LIBRARY_ERRORS, UserError, is_rust_error, printable, reason
 from floatscope.models.files import read_json
 from floatscope.models.quiet import quiet
 
@@ -51,7 +51,7 @@ class Located:
     covers: list[tuple[int, int] | None] | None
 
 
-class Text:
+class ModelTokenizer:
     """A fast tokenizer of transformers, and what the rest of floatscope asks of it."""
 
     def __init__(self, tokenizer: Any, name: str = "the tokenizer", separator: bool = False) -> None:
@@ -196,7 +196,9 @@ class Text:
         try:
             read: Mapping[str, Any] = self._tokenizer(text, verbose=False, **how)
         except BaseException as error:
-            if is_rust(error) or isinstance(error, (TypeError, ValueError)):  # no valid text, or its own rules loop
+            if is_rust_error(error) or isinstance(
+                error, (TypeError, ValueError)
+            ):  # no valid text, or its own rules loop
                 raise UserError(f"the tokenizer of {self._name} cannot read this text ({reason(error)})") from error
             raise
         return read
@@ -249,7 +251,7 @@ class Text:
             raise UserError(
                 f"the chat template of {self._name} did not end within {TEMPLATE_SECONDS:.0f} s; encode with chat=False"
             ) from None
-        except (TemplateError, MemoryError, SyntaxError, *FAILS) as error:  # RecursionError is a RuntimeError
+        except (TemplateError, MemoryError, SyntaxError, *LIBRARY_ERRORS) as error:  # RecursionError is a RuntimeError
             raise UserError(
                 f"the chat template of {self._name} failed ({reason(error)}); encode with chat=False"
             ) from error
@@ -298,7 +300,7 @@ def _within(prompt: str, inner: str, start: int, span: tuple[int, int]) -> tuple
     return at(span[0]), at(span[1] - 1) + 1
 
 
-def open_text(folder: Path, separator: bool = False, trust_remote_code: bool = False) -> Text | None:
+def open_text(folder: Path, separator: bool = False, trust_remote_code: bool = False) -> ModelTokenizer | None:
     """The tokenizer of a checkpoint folder; None if it has no tokenizer files."""
     there = [name for name in VOCABULARIES if (folder / name).is_file()]
     if not there:
@@ -319,14 +321,16 @@ def open_text(folder: Path, separator: bool = False, trust_remote_code: bool = F
     except ImportError as error:
         raise UserError(f"{folder / there[0]} cannot be read without another package ({reason(error)})") from error
     except BaseException as error:
-        if isinstance(error, PermissionError) or not (is_rust(error) or isinstance(error, (OSError, *FAILS))):
+        if isinstance(error, PermissionError) or not (
+            is_rust_error(error) or isinstance(error, (OSError, *LIBRARY_ERRORS))
+        ):
             raise
         if about.get("auto_map") and not trust_remote_code and kind.__name__ == "AutoTokenizer":
             raise UserError(f"{folder / there[0]} is read by code of its own, which is not run") from error
         if _is_sound(folder / there[0]):
             raise UserError(f"{folder / 'tokenizer_config.json'} does not fit ({reason(error)})") from error
         raise UserError(f"{folder / there[0]} is damaged ({reason(error)}); fetch it again") from error
-    text = Text(tokenizer, name=str(folder), separator=separator)
+    text = ModelTokenizer(tokenizer, name=str(folder), separator=separator)
     check_text(text, folder / there[0], _declared(folder / there[0], about))
     return text
 
@@ -345,11 +349,11 @@ def _declared(file: Path, about: Mapping[str, Any]) -> list[tuple[str, int]]:
     try:
         decoder = (about.get("added_tokens_decoder") or {}).items()
         return [(t["content"], int(i)) for i, t in decoder] + [(t["content"], int(t["id"])) for t in added]
-    except FAILS as error:
+    except LIBRARY_ERRORS as error:
         raise UserError(f"{file} is damaged (its added tokens: {reason(error)}); fetch it again") from error
 
 
-def check_text(text: Text, file: Path, declared: Sequence[tuple[str, int]] = ()) -> None:
+def check_text(text: ModelTokenizer, file: Path, declared: Sequence[tuple[str, int]] = ()) -> None:
     """A tokenizer that opens may still be wrong: a vocabulary cut short moves every added token to another id, and a
     byte without a token would be left out of every text."""
     wrong = [f"{t} should be {i} and is {text.id_of(t)}" for t, i in declared if text.id_of(t) != i]
@@ -376,7 +380,7 @@ def _is_sound(file: Path) -> bool:
     try:
         return file.name == "tokenizer.json" and Tokenizer.from_file(str(file)) is not None
     except BaseException as error:
-        if is_rust(error) or isinstance(error, FAILS):
+        if is_rust_error(error) or isinstance(error, LIBRARY_ERRORS):
             return False
         raise
 

@@ -17,7 +17,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from floatscope.errors import UserError, unknown
+from floatscope.errors import UserError, unknown_choice
 from floatscope.models.families import llada_json, llada_key
 from floatscope.models.files import INDEX, WHOLE
 
@@ -69,7 +69,7 @@ def write_checkpoint(
 def tensors_of(module: nn.Module, layout: str, shards: int = 1) -> dict[str, Tensor]:
     """What is written of `module`, by the layout's keys, once it is clear that it can be."""
     if layout not in LAYOUTS:
-        raise unknown("layout", layout, LAYOUTS)
+        raise unknown_choice("layout", layout, LAYOUTS)
     how = LAYOUTS[layout]
     if how.of and type(module).__name__ != how.of:
         raise UserError(f"the layout '{layout}' is written from a {how.of}, got {type(module).__name__}")

@@ -17,7 +17,7 @@ from floatscope.canvas import Regions
 from floatscope.errors import UserError
 from floatscope.models.model import Model
 from floatscope.models.place import one_thread
-from floatscope.models.text import Text
+from floatscope.models.text import ModelTokenizer
 from floatscope.pipelines import prompts
 from floatscope.tasks.prompt import Prompt, bare, prompt_of, tokens_of
 from floatscope.tasks.sample import Sample
@@ -29,7 +29,7 @@ SMALL_MODEL = 20_000_000
 
 
 @dataclass(frozen=True)
-class Item:
+class PromptItem:
     """A sample as a model reads it."""
 
     sample: Sample
@@ -38,15 +38,15 @@ class Item:
     tokens: dict[str, list[int]]  # region → positions in `ids`
 
 
-def as_items(
+def encode_samples(
     model: Model,
     samples: Sequence[Sample | str],
     chat: bool | None,
     new_tokens: int,
     write: Callable[[Sample], Prompt] = prompt_of,
-) -> list[Item]:
+) -> list[PromptItem]:
     """The samples as token ids, and where their regions are; refused by name if the model cannot take one."""
-    text, template, items = text_of(model), prompts.uses_template(model, chat), []
+    text, template, items = require_tokenizer(model), prompts.uses_template(model, chat), []
     for number, given in enumerate(samples, 1):
         sample = Sample(f"prompt-{number}", given, ()) if isinstance(given, str) else given
         prompt = bare(given) if isinstance(given, str) else write(given)
@@ -56,19 +56,19 @@ def as_items(
         tokens = {} if located.covers is None else tokens_of(prompt, located.covers)
         if located.ids and located.ids[0] == model.spec.bos_id:
             tokens = {name: [i for i in at if i] for name, at in tokens.items()} | {"bos": [0]}
-        items.append(Item(sample, prompt, located.ids, tokens))
+        items.append(PromptItem(sample, prompt, located.ids, tokens))
         _check(model, items[-1], new_tokens)
     return items
 
 
-def text_of(model: Model) -> Text:
+def require_tokenizer(model: Model) -> ModelTokenizer:
     """The model's tokenizer; refused if it has none."""
-    if model.text is None:
+    if model.tokenizer is None:
         raise UserError(f"{model.spec.name} has no tokenizer, so it cannot be asked in words; see fs.decode")
-    return model.text
+    return model.tokenizer
 
 
-def regions_of(items: Sequence[Item], new: int, suffix: int, also: Sequence[str] = ()) -> Regions:
+def batch_regions(items: Sequence[PromptItem], new: int, suffix: int, also: Sequence[str] = ()) -> Regions:
     """The regions of a batch, which is padded on the left; `answer` is the new tokens. `also` are regions of other
     samples, which are there by name."""
     width = max(len(item.ids) for item in items)
@@ -83,7 +83,7 @@ def regions_of(items: Sequence[Item], new: int, suffix: int, also: Sequence[str]
     return Regions.from_spans(spans, width + new + suffix)
 
 
-def batches(model: Model, items: Sequence[Item], most: int | None = None) -> list[list[Item]]:
+def batches(model: Model, items: Sequence[PromptItem], most: int | None = None) -> list[list[PromptItem]]:
     """Those of like length together, the longest first; of one length only, where the model cannot be padded."""
     if most is not None and most < 1:
         raise UserError(f"a batch must hold at least 1 sample, got {most}")
@@ -100,7 +100,7 @@ def threads_for(model: Model) -> AbstractContextManager[None]:
     return one_thread() if small else nullcontext()
 
 
-def _check(model: Model, item: Item, new_tokens: int) -> None:
+def _check(model: Model, item: PromptItem, new_tokens: int) -> None:
     """What `decode` would refuse, by the sample's name instead of its number."""
     try:
         prompts.check(model, [item.ids], new_tokens, infill=False)

@@ -15,15 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from floatscope.canvas import CanvasState, Reductions, Regions, Step, canvas_of
+from floatscope.canvas import CanvasState, Reductions, Regions, Step, build_canvas
 from floatscope.capture.influence import embedding_of, influence
 from floatscope.capture.watcher import Watch, Watcher
-from floatscope.capture.ways import into, unwatched
+from floatscope.capture.ways import attach, detached
 from floatscope.errors import UserError
 from floatscope.interventions.checks import check as check_edits
 from floatscope.interventions.edits import Edit
 from floatscope.interventions.intervention import Intervention, rewrites
-from floatscope.interventions.recipes import edits_of
+from floatscope.interventions.recipes import parse_edits
 from floatscope.models.model import Model
 from floatscope.pipelines import prompts as asked
 from floatscope.pipelines.watch import recorder_for
@@ -41,8 +41,8 @@ def decode(
     preset: str | None = None,
     chat: bool | None = None,
     infill: bool = False,
-    behind: Sequence[int] = (),
-    forced: Sequence[Sequence[int]] | None = None,
+    suffix: Sequence[int] = (),
+    target_ids: Sequence[Sequence[int]] | None = None,
     samples: Sequence[str] | None = None,
     regions: Regions | None = None,
     edits: str | Edit | Sequence[str | Edit] = (),
@@ -72,7 +72,7 @@ def decode(
             raise UserError(f"{name} must be True or False, got {flag!r}")
     if meta is not None and not isinstance(meta, Mapping):
         raise UserError(f"meta must be a dict of facts, got {meta!r}")
-    if model.spec.family == "mdm" and model.spec.mask_id is None:
+    if model.spec.paradigm == "mdm" and model.spec.mask_id is None:
         raise UserError(f"{model.spec.name} has no mask token: give its id, fs.load(…, mask_id=…)")
     if watch is not None and watch.influence:
         embedding_of(model.module)
@@ -80,38 +80,38 @@ def decode(
         settings = {"new_tokens": None, **settings}
         settings["new_tokens"] = 0 if settings["new_tokens"] is None else settings["new_tokens"]
         chat = bool(chat)
-    if forced is not None:  # what is given is the answer: it says how long that is, and no end stops it
+    if target_ids is not None:  # what is given is the answer: it says how long that is, and no end stops it
         if infill or settings.get("stop"):
             clash = "infill fills the masks inside a prompt" if infill else "stop ends a text where it ends"
             raise UserError(f"forced gives all new tokens, and {clash}; leave one of them out")
-        forced = asked.forced_ids(model, forced)
+        target_ids = asked.forced_ids(model, target_ids)
         settings = {"new_tokens": None, **settings, "stop": False}
-        settings["new_tokens"] = len(forced[0]) if settings["new_tokens"] is None else settings["new_tokens"]
-    how = resolve_sampling(model.spec.family, preset, **settings)
-    if behind and (model.spec.family == "arm" or not how.new_tokens):
-        why = "writes from left to right" if model.spec.family == "arm" else "is asked for no new tokens"
+        settings["new_tokens"] = len(target_ids[0]) if settings["new_tokens"] is None else settings["new_tokens"]
+    how = resolve_sampling(model.spec.paradigm, preset, **settings)
+    if suffix and (model.spec.paradigm == "arm" or not how.new_tokens):
+        why = "writes from left to right" if model.spec.paradigm == "arm" else "is asked for no new tokens"
         raise UserError(f"{model.spec.name} {why}: nothing can stand behind its answer")
-    if wrong := [token for token in behind if not 0 <= token < model.vocabulary]:
+    if wrong := [token for token in suffix if not 0 <= token < model.vocabulary]:
         raise UserError(f"token {wrong[0]} is not in {model.spec.name}'s vocabulary, 0 … {model.vocabulary - 1}")
     ids = asked.token_ids(model, prompts, chat)
-    asked.check(model, ids, how.new_tokens + len(behind), infill)
-    if forced is not None:
-        asked.check_forced(forced, len(ids), how.new_tokens)
+    asked.check(model, ids, how.new_tokens + len(suffix), infill)
+    if target_ids is not None:
+        asked.check_forced(target_ids, len(ids), how.new_tokens)
     if samples is not None and (isinstance(samples, str) or not all(isinstance(name, str) for name in samples)):
         raise UserError(f"samples are a list of names, one for each prompt, got {samples!r}")
     names = [str(i) for i in range(len(ids))] if samples is None else list(samples)
     if len(names) != len(ids) or len(set(names)) != len(names):
         raise UserError(f"{len(set(names))} different sample names for {len(ids)} prompts; give one for each")
-    suffix = (*behind, *(model.text.suffix if model.text is not None else ()))
+    suffix = (*suffix, *(model.tokenizer.suffix if model.tokenizer is not None else ()))
     spec = model.spec
-    canvas = canvas_of(ids, how.new_tokens, spec.mask_id, suffix=suffix, regions=regions, pad_id=spec.pad_id or 0)
-    changes = edits_of(edits)
+    canvas = build_canvas(ids, how.new_tokens, spec.mask_id, suffix=suffix, regions=regions, pad_id=spec.pad_id or 0)
+    changes = parse_edits(edits)
     check_edits(changes, model, canvas)
     if changes and (how.guidance or (watch is not None and watch.influence)):
         raise UserError(f"edits and {'guidance' if how.guidance else 'influence'} do not go together; leave one out")
     template = asked.uses_template(model, chat) and not all(_given_as_ids(p) for p in asked.several(prompts))
     facts = {**_facts(model, how, watch), "template": "chat" if template else None}
-    facts |= {} if forced is None else {"forced": True}
+    facts |= {} if target_ids is None else {"forced": True}
     facts |= {"edits": [str(edit) for edit in changes]} if changes else {}
     facts |= {"rows": "all"} if rewrites(changes) else {}
     return Decoding(
@@ -121,10 +121,10 @@ def decode(
         names,
         watch,
         {**facts, **(meta or {})},
-        len(suffix) if model.spec.family == "mdm" else 0,
+        len(suffix) if model.spec.paradigm == "mdm" else 0,
         infill,
         changes,
-        None if forced is None else torch.tensor(forced, device=model.device),
+        None if target_ids is None else torch.tensor(target_ids, device=model.device),
     )
 
 
@@ -179,7 +179,7 @@ class Decoding:
     @property
     def answer_start(self) -> int:
         """Where the new tokens begin in every canvas of the batch."""
-        behind = self.how.new_tokens + self._suffix if self.model.spec.family == "mdm" else 0
+        behind = self.how.new_tokens + self._suffix if self.model.spec.paradigm == "mdm" else 0
         return self._canvas.tokens.shape[1] - behind
 
     @property
@@ -193,12 +193,12 @@ class Decoding:
     @property
     def texts(self) -> list[str]:
         """What was generated for each prompt; of a canvas with masks in its prompt, the whole."""
-        if self.model.text is None:
+        if self.model.tokenizer is None:
             raise UserError(f"{self.model.spec.name} has no tokenizer; read `generated` or `tokens`")
         if not self._infill:
-            return [self.model.text.decode(ids) for ids in self.generated]
+            return [self.model.tokenizer.decode(ids) for ids in self.generated]
         valid = self.steps[-1].after.valid if self.steps else self._canvas.valid
-        return [self.model.text.decode(row[keep].tolist()) for row, keep in zip(self.tokens, valid, strict=True)]
+        return [self.model.tokenizer.decode(row[keep].tolist()) for row, keep in zip(self.tokens, valid, strict=True)]
 
     @property
     def text(self) -> str:
@@ -275,7 +275,7 @@ def _run(
     """
     spec = model.spec
     anew = intervention is not None and rewrites(intervention.edits)
-    whole = model.cached() if spec.family == "arm" and not anew else model.forward
+    whole = model.cached() if spec.paradigm == "arm" and not anew else model.forward
 
     def forward(canvas: CanvasState, rows: slice) -> Tensor:
         if intervention is not None and watcher is not None:
@@ -290,8 +290,8 @@ def _run(
         except torch.OutOfMemoryError as error:
             raise _too_large(model, canvas) from error
 
-    with nullcontext() if watcher is None else into(model.module, watcher):
-        if spec.family == "arm":
+    with nullcontext() if watcher is None else attach(model.module, watcher):
+        if spec.paradigm == "arm":
             steps = autoregress(forward, canvas, how, end_ids=spec.stop_ids, samples=samples, forced=forced)
         else:
             assert spec.mask_id is not None
@@ -316,7 +316,7 @@ def _run(
                 )
             moved = None
             if watcher is not None and watcher.watch.influence:
-                with unwatched(model.module):
+                with detached(model.module):
                     moved = influence(model.forward, model.module, step.before, step.commits)
             yield step, layers, moved
     for sentence in intervention.idle if intervention is not None else ():
@@ -325,10 +325,10 @@ def _run(
 
 def _facts(model: Model, how: Sampling, watch: Watch | None) -> dict[str, Any]:
     """What a result depends on besides the prompt."""
-    facts = {**model.facts, **how.as_json}
-    cached = model.spec.family == "arm" and model.spec.cache
+    facts = {**model.metadata, **how.as_json}
+    cached = model.spec.paradigm == "arm" and model.spec.cache
     facts |= {"rows": "cache" if cached else "all", "state": "step"}
-    return facts | ({} if watch is None else {"fields": list(watch.kept)})
+    return facts | ({} if watch is None else {"fields": list(watch.field_names)})
 
 
 def _too_large(model: Model, canvas: CanvasState) -> UserError:

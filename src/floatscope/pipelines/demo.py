@@ -15,7 +15,7 @@ from typing import Any
 from floatscope.errors import UserError
 from floatscope.lab.twins.heldout import read
 from floatscope.models.load import load
-from floatscope.pipelines.trace import Traced, Tracing, trace_samples
+from floatscope.pipelines.trace import SampleTraced, TraceJob, plan_trace
 from floatscope.reports.build import build
 from floatscope.reports.compared import Compared
 from floatscope.reports.page import write_page
@@ -30,7 +30,7 @@ PLACES = {0: "first", 2: "middle", 4: "last"}  # of the gold passage among five
 @dataclass(frozen=True)
 class Ready:
     folder: Path
-    tracings: dict[str, Tracing]  # by twin
+    tracings: dict[str, TraceJob]  # by twin
 
     @property
     def total(self) -> int:
@@ -88,13 +88,13 @@ def prepare(folder: str | Path, count: int = 12) -> Ready:
     tracings = {}
     for twin in TWINS:
         model = load(f"twin:{twin}", device="cpu")
-        tracings[twin] = trace_samples(
+        tracings[twin] = plan_trace(
             model, questions(count), folder / "runs" / twin, controls=SEEDS, new_tokens=NEW_TOKENS, steps=STEPS
         )
     return Ready(folder, tracings)
 
 
-def watch(ready: Ready) -> Iterator[Traced]:
+def watch(ready: Ready) -> Iterator[SampleTraced]:
     """Trace what is missing; a sample is named once its file is whole."""
     for tracing in ready.tracings.values():
         yield from tracing

@@ -25,9 +25,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend
 
-from floatscope.canvas import Regions, canvas_of
+from floatscope.canvas import Regions, build_canvas
 from floatscope.capture import kernel
-from floatscope.capture.ask import Ask, row_mean
+from floatscope.capture.ask import ReductionSpec, row_mean
 from floatscope.capture.attention import Attention, attend
 from floatscope.capture.received import backend_for, receive
 from floatscope.capture.verify import OUTPUT, REDUCED, call_errors
@@ -226,7 +226,7 @@ def describe(case: Case) -> str:
     return ", ".join(word for word in words if word)
 
 
-def draw_call(case: Case) -> tuple[Attention, Ask, Tensor]:
+def draw_call(case: Case) -> tuple[Attention, ReductionSpec, Tensor]:
     """The call, what to add up (all rows, half of them, a single one), and values to carry."""
     draw = torch.Generator().manual_seed(zlib.crc32(repr(case).encode()))
     kv, Q, K = HEADS // 2 if case.grouped else HEADS, KEYS - CACHED if case.cached else KEYS, KEYS
@@ -244,7 +244,7 @@ def draw_call(case: Case) -> tuple[Attention, Ask, Tensor]:
     weights = torch.stack([rows, half, single], -1).float()
     entropy = row_mean(rows, see.seen_keys(device).mean(1).expand(BATCH, -1))
     carry = torch.rand(BATCH, K, 3, generator=draw).to(device)
-    return Attention(q, k, v, see, 0.2), Ask(weights, entropy), carry
+    return Attention(q, k, v, see, 0.2), ReductionSpec(weights, entropy), carry
 
 
 def trials() -> Iterator[tuple[str, str, Trial]]:
@@ -302,7 +302,7 @@ def _denoiser(device: str, dtype: torch.dtype) -> Trial:
     model = Model(module, ModelSpec("denoiser", "mdm", mask_id=63))
     prompts = [list(range(1, 13)), list(range(20, 27))]
     regions = Regions.from_spans([{"prompt": [(0, 12)]}, {"prompt": [(5, 12)]}], 20)
-    canvas = canvas_of(prompts, 8, 63)
+    canvas = build_canvas(prompts, 8, 63)
     canvas = replace(canvas, tokens=canvas.tokens.to(device), states=canvas.states.to(device))
 
     def logits() -> Tensor:

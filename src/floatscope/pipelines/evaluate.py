@@ -31,15 +31,15 @@ from floatscope.analysis.evaluations import EVALUATION, LIKELIHOODS, PREDICTIONS
 from floatscope.capture.watcher import Watch
 from floatscope.errors import UserError
 from floatscope.interventions.edits import Edit
-from floatscope.interventions.recipes import edits_of
+from floatscope.interventions.recipes import parse_edits
 from floatscope.models.model import Model
 from floatscope.pipelines import prompts
-from floatscope.pipelines.asking import Item, batches, regions_of, text_of, threads_for
+from floatscope.pipelines.asking import PromptItem, batch_regions, batches, require_tokenizer, threads_for
 from floatscope.pipelines.decode import Decoding, decode
 from floatscope.pipelines.likelihood import answer_nll
-from floatscope.pipelines.measures import FIELDS, can_be_forced, known, of_trace, tells_nll
-from floatscope.pipelines.posing import Ask, Passages, choose, posed
-from floatscope.pipelines.trace import Tracing, trace_samples
+from floatscope.pipelines.measures import FIELDS, has_nll, has_target_answer, known, measure_trace
+from floatscope.pipelines.posing import Passages, PromptConfig, build_items, choose
+from floatscope.pipelines.trace import TraceJob, plan_trace
 from floatscope.sampling import Sampling
 from floatscope.sampling.settings import resolve_sampling
 from floatscope.tasks.sample import Sample
@@ -53,7 +53,7 @@ TRACES = "traces"
 
 
 @dataclass(frozen=True)
-class Answered:
+class BatchAnswered:
     """A batch is on the disk."""
 
     done: int
@@ -63,7 +63,7 @@ class Answered:
     left: float  # seconds the rest will take at this pace
 
 
-def evaluate(
+def plan_evaluation(
     model: Model,
     samples: Sequence[Sample],
     out: str | Path,
@@ -84,7 +84,7 @@ def evaluate(
     preset: str | None = None,
     source: Mapping[str, Any] | None = None,
     **settings: Any,
-) -> Evaluation:
+) -> EvaluationJob:
     """Everything is checked here; samples are asked as the result is iterated. `settings` are those of `Sampling`.
 
     `trace` of the samples, the first, are watched as well. Shots are other samples of the same file with their answers
@@ -96,20 +96,20 @@ def evaluate(
         raise UserError(f"evaluate needs a floatscope Model (fs.load), got {type(model).__name__}")
     if shots < 0 or trace < 0 or extra_masks < 0:
         raise UserError(f"shots, traces and extra masks are 0 or more, got {min(shots, trace, extra_masks)}")
-    if (extra_masks or filler) and model.spec.family != "mdm":
+    if (extra_masks or filler) and model.spec.paradigm != "mdm":
         raise UserError(f"{model.spec.name} writes from left to right: nothing can stand behind its answer")
     if trace and edits:
         raise UserError("traces are of the model as it is; leave out trace, or the edits")
     chosen = [choose(sample, passages) for sample in samples]
     settings = {name: value for name, value in settings.items() if value is not None}
-    if model.spec.family == "arm" and settings.get("steps") == settings.get("new_tokens"):
+    if model.spec.paradigm == "arm" and settings.get("steps") == settings.get("new_tokens"):
         settings.pop("steps", None)  # a step per token is what it takes
-    asked = Ask(template(prompt), passages, shots, placement, extra_masks, filler, attention)
-    how = resolve_sampling(model.spec.family, preset, **settings)
-    if nll_only and not tells_nll(model, how):
+    asked = PromptConfig(template(prompt), passages, shots, placement, extra_masks, filler, attention)
+    how = resolve_sampling(model.spec.paradigm, preset, **settings)
+    if nll_only and not has_nll(model, how):
         raise UserError(f"{model.spec.name} writes no end of text, and the likelihood of an answer is up to its end")
-    items, told = posed(model, chosen, asked, chat, how.new_tokens, settings.get("seed", 0))
-    evaluation = Evaluation(
+    items, told = build_items(model, chosen, asked, chat, how.new_tokens, settings.get("seed", 0))
+    evaluation = EvaluationJob(
         model,
         Path(out),
         items,
@@ -117,7 +117,7 @@ def evaluate(
         chat,
         batch,
         trace,
-        edits_of(edits),
+        parse_edits(edits),
         measure,
         nll_only,
         dict(source or {}),
@@ -129,13 +129,13 @@ def evaluate(
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Evaluation:
+class EvaluationJob:
     """Ready to be iterated; again, and it goes on with what is missing."""
 
     model: Model
     path: Path
-    items: list[Item]
-    ask: Ask
+    items: list[PromptItem]
+    prompt_config: PromptConfig
     chat: bool | None
     batch: int | None
     trace: int
@@ -144,12 +144,12 @@ class Evaluation:
     nll_only: bool
     source: dict[str, Any]
     arguments: dict[str, Any]
-    told: list[str]
+    notes: list[str]
 
     def __repr__(self) -> str:
         return f"Evaluation({self.model.spec.name}: {self.finished} of {len(self.items)} samples, in {self.path})"
 
-    def __iter__(self) -> Iterator[Answered]:
+    def __iter__(self) -> Iterator[BatchAnswered]:
         by_name = {item.sample.id: item for item in self.items}
         began, fresh = time.monotonic(), 0
         with create_run(self.path, self.settings, self.names, plan=self.plan, resume=True) as run:
@@ -162,7 +162,7 @@ class Evaluation:
                 scores += [_score(line) for line in lines]
                 seconds = time.monotonic() - began
                 left = seconds / fresh * (len(self.items) - len(scores))
-                yield Answered(len(scores), len(self.items), _mean(scores), seconds, left)
+                yield BatchAnswered(len(scores), len(self.items), _mean(scores), seconds, left)
             write_record(self.path, {**run.record, "status": "finished"})
 
     def check(self) -> None:
@@ -173,8 +173,8 @@ class Evaluation:
         check_run(self.path, self.settings, self.names, plan=self.plan, resume=True)
 
     @property
-    def how(self) -> Sampling:
-        return resolve_sampling(self.model.spec.family, **self.arguments)
+    def sampling(self) -> Sampling:
+        return resolve_sampling(self.model.spec.paradigm, **self.arguments)
 
     @property
     def names(self) -> list[str]:
@@ -193,9 +193,9 @@ class Evaluation:
         """All that the predictions depend on."""
         asked = [[item.sample.id, item.prompt.text, *item.sample.answers] for item in self.items]
         return {
-            **self.model.facts,
-            **self.how.as_json,
-            **self.ask.as_json,
+            **self.model.metadata,
+            **self.sampling.as_json,
+            **self.prompt_config.as_json,
             **(
                 {"edits": [str(edit) for edit in self.edits], "edits_sha256": _digest(self.edits)} if self.edits else {}
             ),
@@ -206,49 +206,51 @@ class Evaluation:
             **self.source,
         }
 
-    def traces(self) -> Tracing | None:
+    def traces(self) -> TraceJob | None:
         """The first samples, watched, as a run inside this one; to be iterated."""
         if not self.trace:
             return None
         first = self.items[: self.trace]
         written = {item.sample.id: item.prompt for item in first}
-        return trace_samples(
+        return plan_trace(
             self.model,
             [item.sample for item in first],
             self.path / TRACES,
             batch=self.batch,
             chat=self.chat,
-            source={**self.ask.as_json, **self.source},
+            source={**self.prompt_config.as_json, **self.source},
             write=lambda sample: written[sample.id],
             **self.arguments,
         )
 
-    def _answer(self, items: Sequence[Item]) -> list[dict[str, Any]]:
+    def _answer(self, items: Sequence[PromptItem]) -> list[dict[str, Any]]:
         with threads_for(self.model):
             if self.nll_only:
                 nlls = zip(items, self._nll(items), strict=True)
                 return [{"id": item.sample.id, "measures": {"nll": nll}} for item, nll in nlls]
             decoding = self._decode(items)
             lines = [_line(item, text) for item, text in zip(items, decoding.texts, strict=True)]
-            traces = decoding.traces if self.ask.attention or self.measure else []
-            if self.ask.attention:
+            traces = decoding.traces if self.prompt_config.attention or self.measure else []
+            if self.prompt_config.attention:
                 ends = [len(item.ids) + max(1, len(new)) for item, new in zip(items, decoding.generated, strict=True)]
                 for line, trace, end in zip(lines, traces, ends, strict=True):
                     line["attention"] = _attention(trace, end)
             if self.measure:
                 for line, trace, nll in zip(lines, traces, self._nll(items), strict=True):
-                    line["measures"] = {"nll": nll, **of_trace(trace)}
+                    line["measures"] = {"nll": nll, **measure_trace(trace)}
         return lines
 
-    def _decode(self, items: Sequence[Item]) -> Decoding:
-        fields = (*(("row_regions",) if self.ask.attention else ()), *(FIELDS if self.measure else ()))
+    def _decode(self, items: Sequence[PromptItem]) -> Decoding:
+        fields = (*(("row_regions",) if self.prompt_config.attention else ()), *(FIELDS if self.measure else ()))
         watch = Watch(fields=fields) if fields else None
         return decode(self.model, [item.ids for item in items], watch=watch, **self._around(items))
 
-    def _nll(self, items: Sequence[Item]) -> list[float | None]:
+    def _nll(self, items: Sequence[PromptItem]) -> list[float | None]:
         """Of each sample's first right answer; None without one, or where it is too long."""
-        new = self.how.new_tokens
-        able = [item for item in items if tells_nll(self.model, self.how) and can_be_forced(self.model, item, new)]
+        new = self.sampling.new_tokens
+        able = [
+            item for item in items if has_nll(self.model, self.sampling) and has_target_answer(self.model, item, new)
+        ]
         if not able:
             return [None] * len(items)
         told = {**self._around(able), "new_tokens": new, "stop": None}
@@ -258,21 +260,21 @@ class Evaluation:
         by_name = {item.sample.id: known(nll) for item, nll in zip(able, found, strict=True)}
         return [by_name.get(item.sample.id) for item in items]
 
-    def _around(self, items: Sequence[Item]) -> dict[str, Any]:
+    def _around(self, items: Sequence[PromptItem]) -> dict[str, Any]:
         """What `decode` is told of a batch besides its prompts."""
-        behind = self.ask.behind(self.model)
-        suffix = 0 if self.model.spec.family == "arm" else len(text_of(self.model).suffix)
+        behind = self.prompt_config.suffix_ids(self.model)
+        suffix = 0 if self.model.spec.paradigm == "arm" else len(require_tokenizer(self.model).suffix)
         everywhere = {name for item in self.items for name in item.tokens} if self.edits else set()
         return {
             "samples": [item.sample.id for item in items],
-            "regions": regions_of(items, self.how.new_tokens, len(behind) + suffix, sorted(everywhere)),
+            "regions": batch_regions(items, self.sampling.new_tokens, len(behind) + suffix, sorted(everywhere)),
             "behind": behind,
             "edits": self.edits,
             **self.arguments,
         }
 
 
-def _line(item: Item, said: str) -> dict[str, Any]:
+def _line(item: PromptItem, said: str) -> dict[str, Any]:
     sample = item.sample
     unanswerable = is_unanswerable(sample)
     right = float(abstains(said)) if unanswerable else acc(said, sample.answers)

@@ -11,7 +11,7 @@ import torch
 
 from floatscope.canvas import CanvasState, Commits, Step
 from floatscope.capture.watcher import Watch, Watcher
-from floatscope.capture.ways import into
+from floatscope.capture.ways import attach
 from floatscope.errors import UserError
 from floatscope.pipelines.decode import Decoding
 from floatscope.pipelines.watch import recorder_for
@@ -43,7 +43,7 @@ def final_state(decoding: Decoding, watch: Watch | None = None) -> list[Trace]:
     )
     watcher = Watcher(watch or Watch(), rows=True)
     first = int(commits.row.min()) if len(commits) else 0
-    with torch.no_grad(), into(model.module, watcher):
+    with torch.no_grad(), attach(model.module, watcher):
         watcher.begin(canvas, first_row=first)
         model.forward(canvas, slice(canvas.tokens.shape[1] - 1, canvas.tokens.shape[1]))
         layers = watcher.finish(commits)
@@ -57,7 +57,7 @@ def _finished(decoding: Decoding) -> CanvasState:
     """The canvas after the last step; whatever stands behind the end of a sample that had ended is padding."""
     after = decoding.steps[-1].after
     states = after.states.clone()
-    if decoding.model.spec.family == "arm":
+    if decoding.model.spec.paradigm == "arm":
         written = torch.zeros_like(states, dtype=torch.bool)
         for step in decoding.steps:
             written[step.commits.sample, step.commits.position] = True

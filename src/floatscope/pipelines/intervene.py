@@ -23,23 +23,23 @@ from typing import Any
 from floatscope.analysis.experiments import EXPERIMENT
 from floatscope.errors import UserError
 from floatscope.files.atomic import write_atomic
-from floatscope.interventions.arm import Arm
+from floatscope.interventions.arm import Condition
 from floatscope.models.model import Model
-from floatscope.pipelines.evaluate import Answered, Evaluation, evaluate
+from floatscope.pipelines.evaluate import BatchAnswered, EvaluationJob, plan_evaluation
 from floatscope.tasks.sample import Sample
 
 
 @dataclass(frozen=True, eq=False)
-class Experiment:
+class InterventionJob:
     """Ready to be iterated, arm by arm; again, and it goes on with what is missing."""
 
     path: Path
-    arms: list[Arm]  # of every condition
-    evaluations: list[Evaluation]  # of each arm
-    told: list[str]  # what was cut to fit, in sentences
+    conditions: list[Condition]  # of every condition
+    evaluations: list[EvaluationJob]  # of each arm
+    notes: list[str]  # what was cut to fit, in sentences
 
-    def __iter__(self) -> Iterator[tuple[Arm, Answered]]:
-        for arm, evaluation in zip(self.arms, self.evaluations, strict=True):
+    def __iter__(self) -> Iterator[tuple[Condition, BatchAnswered]]:
+        for arm, evaluation in zip(self.conditions, self.evaluations, strict=True):
             if evaluation.finished < len(evaluation.items):
                 for answered in evaluation:
                     yield arm, answered
@@ -53,16 +53,16 @@ class Experiment:
         return sum(each.finished for each in self.evaluations)
 
 
-def experiment(
+def plan_intervention(
     model: Model,
     samples: Sequence[Sample] | Mapping[str, Sequence[Sample]],
     out: str | Path,
-    arms: Sequence[Arm],
+    arms: Sequence[Condition],
     *,
     title: str = "",
     nll_only: bool = False,
     **settings: Any,
-) -> Experiment:
+) -> InterventionJob:
     """Everything is checked here. `settings` are those of `evaluate`; the first arm is the baseline, without edits.
 
     With `nll_only` nothing is decoded freely: of each sample the likelihood of its answer is all that is asked for.
@@ -70,37 +70,37 @@ def experiment(
     if not isinstance(model, Model):
         raise UserError(f"experiment needs a floatscope Model (fs.load), got {type(model).__name__}")
     path, conditions = Path(out), dict(samples) if isinstance(samples, Mapping) else {"": samples}
-    asked: list[Arm] = []
-    made: list[Evaluation] = []
+    asked: list[Condition] = []
+    made: list[EvaluationJob] = []
     for condition, some in conditions.items():
         own = _arms_on(condition, arms, conditions)
         folder = path / condition if condition else path
-        first = evaluate(
+        first = plan_evaluation(
             model, some, folder / own[0].name, measure=not nll_only, nll_only=nll_only, edits=own[0].edits, **settings
         )
-        others = [replace(first, path=folder / arm.name, edits=arm.edits, told=[]) for arm in own[1:]]
+        others = [replace(first, path=folder / arm.name, edits=arm.edits, notes=[]) for arm in own[1:]]
         for each in others:
             each.check()
         asked += own
         made += [first, *others]
-    told = [sentence for each in made for sentence in each.told]
+    told = [sentence for each in made for sentence in each.notes]
     record = {"model": model.spec.name, "title": title, "told": told, "arms": [_told(arm) for arm in asked]}
     try:
         path.mkdir(parents=True, exist_ok=True)
         write_atomic(path / EXPERIMENT, [json.dumps(record, indent=1).encode()])
     except OSError as error:
         raise UserError(f"cannot write to {path}: {error.strerror}") from error
-    return Experiment(path, asked, made, told)
+    return InterventionJob(path, asked, made, told)
 
 
-def _arms_on(condition: str, arms: Sequence[Arm], conditions: Mapping[str, Sequence[Sample]]) -> list[Arm]:
+def _arms_on(condition: str, arms: Sequence[Condition], conditions: Mapping[str, Sequence[Sample]]) -> list[Condition]:
     """The arms that are asked on the samples of a condition, the baseline first."""
-    if lost := [arm for arm in arms if arm.condition not in ("", *conditions)]:
+    if lost := [arm for arm in arms if arm.subset not in ("", *conditions)]:
         raise UserError(
-            f"arm '{lost[0].name}' is asked on '{lost[0].condition}', and there are no such samples; give some, as in"
-            f" {{'{lost[0].condition}': samples}}"
+            f"arm '{lost[0].name}' is asked on '{lost[0].subset}', and there are no such samples; give some, as in"
+            f" {{'{lost[0].subset}': samples}}"
         )
-    own = [replace(arm, condition=condition) for arm in arms if arm.condition in ("", condition)]
+    own = [replace(arm, subset=condition) for arm in arms if arm.subset in ("", condition)]
     names = [arm.name for arm in own]
     if not own or own[0].edits:
         raise UserError("the first arm of an experiment is its baseline, Arm('baseline'), which has no edits")
@@ -115,12 +115,12 @@ def _arms_on(condition: str, arms: Sequence[Arm], conditions: Mapping[str, Seque
     return own
 
 
-def _told(arm: Arm) -> dict[str, Any]:
+def _told(arm: Condition) -> dict[str, Any]:
     return {
         "name": arm.name,
         "edits": list(dict.fromkeys(map(str, arm.edits))),  # a recipe may be several edits
         "control_of": arm.control_of,
-        "condition": arm.condition,
+        "condition": arm.subset,
         "value": arm.value,
         "series": arm.series,
     }

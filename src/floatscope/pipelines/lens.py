@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from floatscope.canvas import CanvasState, Step
 from floatscope.capture.watcher import Watch, Watcher
-from floatscope.capture.ways import into
+from floatscope.capture.ways import attach
 from floatscope.errors import UserError
 from floatscope.models.model import Model
 from floatscope.pipelines import prompts as asked
@@ -76,7 +76,7 @@ def _rows(
     entropy, p, tokens = _distribution(readout, entering[there], top)
     sample, layer, rank = there.nonzero(as_tuple=True)
     position, first = at[there], canvas.valid.int().argmax(-1)[sample]
-    next_one = int(spec.shift or spec.family == "arm")
+    next_one = int(spec.shift or spec.paradigm == "arm")
     state = [State(number).name.lower() for number in canvas.states[sample, position].tolist()]
     columns = [
         [out.samples[b] for b in sample.tolist()],
@@ -113,7 +113,7 @@ class _Words:
     """Token ids as text, each looked up once; of a model without a tokenizer the ids themselves."""
 
     def __init__(self, model: Model) -> None:
-        self._text, self._known = model.text, dict[int, str]()
+        self._text, self._known = model.tokenizer, dict[int, str]()
 
     def __getitem__(self, tokens: Sequence[int]) -> list[str]:
         for token in tokens:
@@ -169,7 +169,7 @@ def _anatomy(model: Model) -> tuple[list[nn.Module], nn.Sequential]:
     """The block of each attention layer, and what leads from the last block to the logits."""
     tokens = torch.arange(min(PROBE, model.vocabulary), device=model.device)[None]
     canvas, watcher = CanvasState(tokens, torch.full_like(tokens, int(State.PROMPT))), Watcher(LIFT)
-    with torch.no_grad(), into(model.module, watcher), _calls(model.module) as calls:
+    with torch.no_grad(), attach(model.module, watcher), _calls(model.module) as calls:
         watcher.begin(canvas)
         logits = model.forward(canvas)
     lists = {name: part for name, part in model.module.named_modules() if isinstance(part, nn.ModuleList)}

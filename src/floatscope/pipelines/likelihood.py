@@ -17,7 +17,7 @@ from torch import Tensor
 
 from floatscope.errors import UserError
 from floatscope.models.model import Model
-from floatscope.models.text import Text
+from floatscope.models.text import ModelTokenizer
 from floatscope.pipelines import prompts as asked
 from floatscope.pipelines.decode import Decoding, decode
 
@@ -58,7 +58,7 @@ def answer_nll(
             )
         forced.append([*said, end, *[fill] * (new_tokens - len(said) - 1)])
         lengths.append(len(said) + 1)
-    nll = -_probability(decode(model, ids, forced=forced, new_tokens=new_tokens, **settings)).double().log()
+    nll = -_probability(decode(model, ids, target_ids=forced, new_tokens=new_tokens, **settings)).double().log()
     return [float(row[:length].mean()) for row, length in zip(nll, lengths, strict=True)]
 
 
@@ -73,10 +73,10 @@ def _ends(model: Model, chat: bool | None) -> tuple[int, int]:
 
 def _said(model: Model, prompt: list[int], answer: Any, name: str) -> list[int]:
     """The answer's token ids behind the prompt."""
-    if isinstance(answer, str) and model.text is None:
+    if isinstance(answer, str) and model.tokenizer is None:
         raise UserError(f"{model.spec.name} has no tokenizer: give answers as lists of token ids")
-    if isinstance(answer, str) and model.text is not None:
-        ids = continuation(model.text, prompt, answer) if answer.strip() else []
+    if isinstance(answer, str) and model.tokenizer is not None:
+        ids = continuation(model.tokenizer, prompt, answer) if answer.strip() else []
     else:
         ids = asked.written_ids(model, answer, name)
     if not ids:
@@ -86,7 +86,7 @@ def _said(model: Model, prompt: list[int], answer: Any, name: str) -> list[int]:
     return ids
 
 
-def continuation(text: Text, prompt: Sequence[int], answer: str) -> list[int]:
+def continuation(text: ModelTokenizer, prompt: Sequence[int], answer: str) -> list[int]:
     """The ids of the answer as the prompt goes on with it: after a space, unless the prompt ends in space or a special
     token. They are those of both texts together where these begin with the prompt's, else the answer's alone."""
     before = text.decode(prompt)

@@ -12,10 +12,10 @@ from __future__ import annotations
 import math
 
 from floatscope.analysis.floating import floating_index, tops
-from floatscope.analysis.look import Look
+from floatscope.analysis.look import TraceView
 from floatscope.analysis.order import kendall
 from floatscope.models.model import Model
-from floatscope.pipelines.asking import Item, text_of
+from floatscope.pipelines.asking import PromptItem, require_tokenizer
 from floatscope.pipelines.likelihood import continuation
 from floatscope.sampling import Sampling
 from floatscope.traces import Trace
@@ -24,25 +24,25 @@ FIELDS = ("received", "uniform", "seen", "eligible")
 """What the floating index is read from."""
 
 
-def of_trace(trace: Trace) -> dict[str, float | None]:
+def measure_trace(trace: Trace) -> dict[str, float | None]:
     """`order` is Kendall's τ of commit step and position, `floating` the index within the sample, mean over layers."""
     arrays = trace.arrays
     return {
         "order": known(kendall(arrays["commit_step"], arrays["commit_position"])),
-        "floating": known(float(floating_index(tops(Look(trace)))["within"].mean())),
+        "floating": known(float(floating_index(tops(TraceView(trace)))["within"].mean())),
     }
 
 
-def tells_nll(model: Model, how: Sampling) -> bool:
+def has_nll(model: Model, how: Sampling) -> bool:
     """Whether answers end: the likelihood of one is up to its end."""
     return bool(model.spec.stop_ids) and how.eos == "free"
 
 
-def can_be_forced(model: Model, item: Item, new: int) -> bool:
+def has_target_answer(model: Model, item: PromptItem, new: int) -> bool:
     """Whether the sample has an answer, and it fits with an end behind it."""
     if not item.sample.answers or not item.sample.answers[0].strip():
         return False
-    ids = continuation(text_of(model), item.ids, item.sample.answers[0])
+    ids = continuation(require_tokenizer(model), item.ids, item.sample.answers[0])
     return 0 < len(ids) < new and not {model.spec.mask_id, *model.spec.stop_ids} & set(ids)
 
 

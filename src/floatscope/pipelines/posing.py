@@ -15,7 +15,7 @@ from typing import Any
 from floatscope.errors import UserError
 from floatscope.models.model import Model
 from floatscope.pipelines import prompts
-from floatscope.pipelines.asking import Item, as_items, text_of
+from floatscope.pipelines.asking import PromptItem, encode_samples, require_tokenizer
 from floatscope.tasks.fit import Length, fit
 from floatscope.tasks.prompt import Prompt
 from floatscope.tasks.sample import Sample
@@ -26,7 +26,7 @@ Passages = int | str
 
 
 @dataclass(frozen=True)
-class Ask:
+class PromptConfig:
     """How questions are asked, besides the sampling."""
 
     template: Template
@@ -46,9 +46,9 @@ class Ask:
     def write(self, sample: Sample, shots: Sequence[Sample]) -> Prompt:
         return self.template.prompt(sample, shots, self.placement)
 
-    def behind(self, model: Model) -> list[int]:
+    def suffix_ids(self, model: Model) -> list[int]:
         """The tokens that stand behind the answer."""
-        filler = text_of(model).encode(self.filler, chat=False) if self.filler else []
+        filler = require_tokenizer(model).encode(self.filler, chat=False) if self.filler else []
         return [*([model.spec.mask_id or 0] * self.extra_masks), *filler]
 
 
@@ -65,9 +65,9 @@ def choose(sample: Sample, passages: Passages) -> Sample:
     return replace(sample, passages=tuple(sample.passages[i] for i in sorted([*gold, *others])))
 
 
-def posed(
-    model: Model, samples: Sequence[Sample], asked: Ask, chat: bool | None, new: int, seed: int
-) -> tuple[list[Item], list[str]]:
+def build_items(
+    model: Model, samples: Sequence[Sample], asked: PromptConfig, chat: bool | None, new: int, seed: int
+) -> tuple[list[PromptItem], list[str]]:
     """The questions as they will be asked, cut by whole passages where they are too long; and what was cut."""
     shots, room = _all_shots(samples, asked.shots, seed), _room(model, asked, new)
     length, kept, cut = _length(model, asked, chat), list(samples), 0
@@ -77,27 +77,29 @@ def posed(
             kept[at], shots[sample.id] = fitted.sample, fitted.shots
             cut += fitted.dropped > 0
     told = [f"{cut} of {len(samples)} prompts were longer than {room} tokens and lost passages or shots"] if cut else []
-    behind = new + len(asked.behind(model))
-    return as_items(model, kept, chat, behind, lambda sample: asked.write(sample, shots[sample.id])), told
+    behind = new + len(asked.suffix_ids(model))
+    return encode_samples(model, kept, chat, behind, lambda sample: asked.write(sample, shots[sample.id])), told
 
 
-def too_long(model: Model, samples: Sequence[Sample], asked: Ask, chat: bool | None, new: int, seed: int) -> set[str]:
+def too_long(
+    model: Model, samples: Sequence[Sample], asked: PromptConfig, chat: bool | None, new: int, seed: int
+) -> set[str]:
     """The ids of the samples that the model's context does not hold whole."""
     shots, room = _all_shots(samples, asked.shots, seed), _room(model, asked, new)
     length = _length(model, asked, chat)
     return set() if room is None else {s.id for s in samples if length(s, shots[s.id]) > room}
 
 
-def _room(model: Model, asked: Ask, new: int) -> int | None:
+def _room(model: Model, asked: PromptConfig, new: int) -> int | None:
     """How many tokens a prompt may have; None if nobody knows."""
     if model.spec.context is None:
         return None
-    suffix = text_of(model).suffix if model.spec.family == "mdm" else ()
-    return model.spec.context - new - len(asked.behind(model)) - len(suffix)
+    suffix = require_tokenizer(model).suffix if model.spec.paradigm == "mdm" else ()
+    return model.spec.context - new - len(asked.suffix_ids(model)) - len(suffix)
 
 
-def _length(model: Model, asked: Ask, chat: bool | None) -> Length:
-    text, used = text_of(model), prompts.uses_template(model, chat)
+def _length(model: Model, asked: PromptConfig, chat: bool | None) -> Length:
+    text, used = require_tokenizer(model), prompts.uses_template(model, chat)
     return lambda sample, shots: len(text.encode(asked.write(sample, shots).text, chat=used))
 
 

@@ -37,7 +37,7 @@ def several(prompts: Any) -> list[Any]:
 
 def uses_template(model: Model, chat: bool | None) -> bool:
     """Whether texts go through the chat template."""
-    has = model.text is not None and model.text.has_template
+    has = model.tokenizer is not None and model.tokenizer.has_template
     if chat and not has:
         raise UserError(f"{model.spec.name} has no chat template; leave `chat` out")
     return has if chat is None else chat
@@ -46,12 +46,12 @@ def uses_template(model: Model, chat: bool | None) -> bool:
 def check(model: Model, prompts: Sequence[Sequence[int]], new_tokens: int, infill: bool) -> None:
     """Refuse what the model cannot decode: unknown tokens, too long a canvas, masks nobody asked to be filled."""
     spec, vocabulary = model.spec, model.vocabulary
-    suffix = len(model.text.suffix) if model.text is not None else 0
+    suffix = len(model.tokenizer.suffix) if model.tokenizer is not None else 0
     for number, prompt in enumerate(prompts):
         for token in prompt:
             if not 0 <= token < vocabulary:
                 raise UserError(f"token {token} is not in {spec.name}'s vocabulary, 0 … {vocabulary - 1}")
-        length = len(prompt) + new_tokens + (suffix if spec.family == "mdm" else 0)
+        length = len(prompt) + new_tokens + (suffix if spec.paradigm == "mdm" else 0)
         if spec.context is not None and length > spec.context:
             raise UserError(
                 f"prompt {number} has {len(prompt)} tokens and {new_tokens} new ones are asked for: {length}, and"
@@ -65,9 +65,9 @@ def check(model: Model, prompts: Sequence[Sequence[int]], new_tokens: int, infil
             )
         if not masks and not new_tokens:
             raise UserError(f"prompt {number} has no mask to fill and no new tokens are asked for; give new_tokens")
-        if infill and spec.family == "arm":
+        if infill and spec.paradigm == "arm":
             raise UserError(f"{spec.name} is autoregressive: it only appends, and cannot fill masks inside a prompt")
-        if not prompt and spec.family == "arm":
+        if not prompt and spec.paradigm == "arm":
             raise UserError(f"prompt {number} is empty, and an autoregressive model needs a token to begin with")
 
 
@@ -108,14 +108,14 @@ def _encoded(model: Model, prompt: Any, chat: bool | None) -> list[int]:
         raise UserError(f"{KINDS}, got {_brief(prompt)}")
     messages = not isinstance(prompt, str) and len(prompt) > 0 and all(isinstance(part, Mapping) for part in prompt)
     if isinstance(prompt, str) or messages:
-        if model.text is None:
+        if model.tokenizer is None:
             raise UserError(f"{model.spec.name} has no tokenizer: give prompts as lists of token ids")
-        if messages and (chat is False or not model.text.has_template):
+        if messages and (chat is False or not model.tokenizer.has_template):
             why = "chat=False was said" if chat is False else f"{model.spec.name} has none"
             raise UserError(f"messages go through a chat template, and {why}; give the text itself")
         if isinstance(prompt, str) and not _is_text(prompt):
             raise UserError("the prompt is no valid text: it holds bytes that are not UTF-8")
-        return model.text.encode(prompt, chat=messages or uses_template(model, chat))
+        return model.tokenizer.encode(prompt, chat=messages or uses_template(model, chat))
     for token in prompt:
         if not _is_token(token):
             raise UserError(f"{KINDS}; {_brief(token)} is no token id")

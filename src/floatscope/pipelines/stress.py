@@ -20,8 +20,8 @@ from floatscope.analysis.stress_tests import STRESS
 from floatscope.errors import UserError
 from floatscope.files.atomic import write_atomic
 from floatscope.models.model import Model, ModelSpec
-from floatscope.pipelines.evaluate import Answered, Evaluation, evaluate
-from floatscope.pipelines.posing import Ask, too_long
+from floatscope.pipelines.evaluate import BatchAnswered, EvaluationJob, plan_evaluation
+from floatscope.pipelines.posing import PromptConfig, too_long
 from floatscope.sampling.settings import resolve_sampling
 from floatscope.tasks.sample import Sample
 from floatscope.tasks.stress import Point, points
@@ -29,15 +29,15 @@ from floatscope.tasks.template import template
 
 
 @dataclass(frozen=True, eq=False)
-class Stressed:
+class StressJob:
     """Ready to be iterated, point by point; again, and it goes on with what is missing."""
 
     path: Path
     points: list[Point]
-    evaluations: list[Evaluation]
-    told: list[str]  # who is left out, in sentences
+    evaluations: list[EvaluationJob]
+    notes: list[str]  # who is left out, in sentences
 
-    def __iter__(self) -> Iterator[tuple[Point, Answered]]:
+    def __iter__(self) -> Iterator[tuple[Point, BatchAnswered]]:
         asked = (point for point in self.points if not point.same_as)
         for point, evaluation in zip(asked, self.evaluations, strict=True):
             if evaluation.finished < len(evaluation.items):
@@ -55,14 +55,14 @@ class Stressed:
 
 def check_kind(kind: str, spec: ModelSpec) -> None:
     """Refuse a sweep of which a model has no point but the first."""
-    if kind == "masks" and spec.family == "arm":
+    if kind == "masks" and spec.paradigm == "arm":
         raise UserError(
             f"{spec.name} writes from left to right: nothing can stand behind its answer, masks has nothing to sweep"
             " over; leave it out, or choose another kind"
         )
 
 
-def stress(
+def plan_stress(
     model: Model,
     samples: Sequence[Sample],
     out: str | Path,
@@ -73,7 +73,7 @@ def stress(
     prompt: str | Path = "default",
     chat: bool | None = None,
     **settings: Any,
-) -> Stressed:
+) -> StressJob:
     """Everything is checked here. `options` are those of the kind, `settings` those of `evaluate`.
 
     Nothing is cut to fit: a sample that is too long for the model at any point is in none, and that is told.
@@ -82,10 +82,12 @@ def stress(
         raise UserError(f"stress needs a floatscope Model (fs.load), got {type(model).__name__}")
     check_kind(kind, model.spec)
     able, path = points(kind, samples, seed=seed, **(options or {})), Path(out)
-    new = resolve_sampling(model.spec.family, settings.get("preset"), new_tokens=settings.get("new_tokens")).new_tokens
+    new = resolve_sampling(
+        model.spec.paradigm, settings.get("preset"), new_tokens=settings.get("new_tokens")
+    ).new_tokens
     made = _whole(model, able, prompt, chat, new, seed)
     evaluations = [
-        evaluate(
+        plan_evaluation(
             model,
             point.samples,
             path / point.name,
@@ -109,7 +111,7 @@ def stress(
         write_atomic(path / STRESS, [json.dumps(record, indent=1).encode()])
     except OSError as error:
         raise UserError(f"cannot write to {path}: {error.strerror}") from error
-    return Stressed(path, made, evaluations, told)
+    return StressJob(path, made, evaluations, told)
 
 
 def _whole(model: Model, made: list[Point], prompt: str | Path, chat: bool | None, new: int, seed: int) -> list[Point]:
@@ -118,7 +120,7 @@ def _whole(model: Model, made: list[Point], prompt: str | Path, chat: bool | Non
     while made[0].samples:
         long: set[str] = set()
         for p in (point for point in made if not point.same_as):
-            ask = Ask(asked, "all", p.shots, p.placement, p.extra_masks, p.filler)
+            ask = PromptConfig(asked, "all", p.shots, p.placement, p.extra_masks, p.filler)
             long |= too_long(model, p.samples, ask, chat, new, seed)
         if not long:
             return made

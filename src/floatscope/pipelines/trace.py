@@ -34,7 +34,7 @@ from floatscope.files.sizes import format_size
 from floatscope.models.model import Model
 from floatscope.models.untrained import untrained
 from floatscope.pipelines import prompts
-from floatscope.pipelines.asking import Item, as_items, batches, regions_of, threads_for
+from floatscope.pipelines.asking import PromptItem, batch_regions, batches, encode_samples, threads_for
 from floatscope.pipelines.decode import decode
 from floatscope.sampling import Sampling
 from floatscope.sampling.settings import resolve_sampling
@@ -48,7 +48,7 @@ from floatscope.traces.run import SAMPLES, check_run, control_path
 
 
 @dataclass(frozen=True)
-class Traced:
+class SampleTraced:
     """A sample is on the disk."""
 
     run: Path
@@ -74,7 +74,7 @@ class Summary:
         return {"run": str(self.run), "samples": self.samples, "bytes": self.bytes, "acc": self.acc}
 
 
-def trace_samples(
+def plan_trace(
     model: Model,
     samples: Sequence[Sample | str],
     out: str | Path,
@@ -88,7 +88,7 @@ def trace_samples(
     source: Mapping[str, Any] | None = None,
     write: Callable[[Sample], Prompt] = prompt_of,
     **settings: Any,
-) -> Tracing:
+) -> TraceJob:
     """Everything is checked here; samples are decoded as the result is iterated.
 
     A sample is a question, asked as `write` puts it, or a text, taken as it is and called prompt-1, prompt-2, …
@@ -98,16 +98,16 @@ def trace_samples(
     if not isinstance(model, Model):
         raise UserError(f"trace_samples needs a floatscope Model (fs.load), got {type(model).__name__}")
     settings = {"stop": False, **{name: value for name, value in settings.items() if value is not None}}
-    if model.spec.family == "arm" and settings.get("steps") == settings.get("new_tokens", Sampling.new_tokens):
+    if model.spec.paradigm == "arm" and settings.get("steps") == settings.get("new_tokens", Sampling.new_tokens):
         settings.pop("steps")  # a step per token is what it takes
-    how = resolve_sampling(model.spec.family, preset, **settings)
-    items = as_items(model, [samples] if isinstance(samples, str) else samples, chat, how.new_tokens, write)
-    tracing = Tracing(
+    how = resolve_sampling(model.spec.paradigm, preset, **settings)
+    items = encode_samples(model, [samples] if isinstance(samples, str) else samples, chat, how.new_tokens, write)
+    tracing = TraceJob(
         model=model,
         path=Path(out),
         items=items,
         watch=watch or Watch(),
-        how=how,
+        sampling=how,
         template="chat" if prompts.uses_template(model, chat) else None,
         batch=batch,
         seeds=tuple(controls),
@@ -121,21 +121,21 @@ def trace_samples(
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Tracing:
+class TraceJob:
     """Ready to be iterated; again, and it goes on with what is missing."""
 
     model: Model
     path: Path
-    items: list[Item]
+    items: list[PromptItem]
     watch: Watch
-    how: Sampling
+    sampling: Sampling
     template: str | None
     batch: int | None
     seeds: tuple[int, ...]
     source: dict[str, Any]
     arguments: dict[str, Any]
 
-    def __iter__(self) -> Iterator[Traced]:
+    def __iter__(self) -> Iterator[SampleTraced]:
         pace = _Pace(self.finished, self.total)
         yield from self._trace(self.model, self.path, None, pace)
         for seed in self.seeds:
@@ -180,14 +180,14 @@ class Tracing:
         layers, heads = (getattr(config, f"num_{what}", None) for what in ("hidden_layers", "attention_heads"))
         if not isinstance(layers, int) or not isinstance(heads, int):
             return None
-        new, arm = self.how.new_tokens, self.model.spec.family == "arm"
+        new, arm = self.sampling.new_tokens, self.model.spec.paradigm == "arm"
         prompt = round(np.mean([len(item.ids) for item in self.items]))
-        suffix = 0 if arm or self.model.text is None else len(self.model.text.suffix)
+        suffix = 0 if arm or self.model.tokenizer is None else len(self.model.tokenizer.suffix)
         return forecast(
-            keep=None if self.watch.fields is not None else self.watch.keep,
+            keep=None if self.watch.fields is not None else self.watch.level,
             fields=self.watch.fields,
             samples=self.total,
-            steps=self.how.steps or new,
+            steps=self.sampling.steps or new,
             layers=layers,
             heads=heads,
             keys=prompt + new - 1 if arm else prompt + new + suffix,
@@ -219,12 +219,12 @@ class Tracing:
         """All that the traces depend on."""
         asked = [[item.sample.id, item.prompt.text, *item.sample.answers] for item in self.items]
         return {
-            **model.facts,
-            **self.how.as_json,
+            **model.metadata,
+            **self.sampling.as_json,
             "template": self.template,
             "prompt": TEMPLATE if any("prompt" not in item.prompt.spans for item in self.items) else None,
-            "keep": self.watch.keep if self.watch.fields is None else None,
-            "fields": list(self.watch.kept),
+            "keep": self.watch.level if self.watch.fields is None else None,
+            "fields": list(self.watch.field_names),
             "reducers": [reducer.name for reducer in self.watch.reducers],
             "control_seed": seed,
             "samples_sha256": hashlib.sha256(json.dumps(asked).encode()).hexdigest(),
@@ -240,7 +240,7 @@ class Tracing:
             return None
         return [[item.sample.id for item in batch] for batch in batches(self.model, self.items, self.batch)]
 
-    def _trace(self, model: Model, path: Path, seed: int | None, pace: _Pace) -> Iterator[Traced]:
+    def _trace(self, model: Model, path: Path, seed: int | None, pace: _Pace) -> Iterator[SampleTraced]:
         by_name = {item.sample.id: item for item in self.items}
         with create_run(path, self.settings(model, seed), list(by_name), plan=self.plan(path), resume=True) as run:
             assert run.plan is not None
@@ -259,17 +259,17 @@ class Tracing:
                         run.write(trace)
                         yield pace.written(path, trace)
 
-    def _decode(self, model: Model, items: Sequence[Item]) -> list[Trace]:
-        new, suffix = self.how.new_tokens, 0
-        if model.spec.family == "mdm" and model.text is not None:
-            suffix = len(model.text.suffix)
+    def _decode(self, model: Model, items: Sequence[PromptItem]) -> list[Trace]:
+        new, suffix = self.sampling.new_tokens, 0
+        if model.spec.paradigm == "mdm" and model.tokenizer is not None:
+            suffix = len(model.tokenizer.suffix)
         with threads_for(model):
             decoding = decode(
                 model,
                 [item.ids for item in items],
                 watch=self.watch,
                 samples=[item.sample.id for item in items],
-                regions=regions_of(items, new, suffix),
+                regions=batch_regions(items, new, suffix),
                 meta={"template": self.template},
                 **self.arguments,
             )
@@ -286,25 +286,25 @@ class _Pace:
     def decoded(self, samples: int) -> None:
         self.fresh += samples
 
-    def written(self, run: Path, trace: Trace) -> Traced:
+    def written(self, run: Path, trace: Trace) -> SampleTraced:
         self.done += 1
         seconds = time.monotonic() - self.began
         left = seconds / self.fresh * (self.total - self.done)
-        return Traced(run, trace.sample, trace.meta["acc"], self.done, self.total, seconds, left)
+        return SampleTraced(run, trace.sample, trace.meta["acc"], self.done, self.total, seconds, left)
 
 
-def _about(model: Model, item: Item, trace: Trace, prediction: str) -> dict[str, Any]:
+def _about(model: Model, item: PromptItem, trace: Trace, prediction: str) -> dict[str, Any]:
     """What a reader of the run needs of the model and the sample, without either."""
-    assert model.text is not None
+    assert model.tokenizer is not None
     spec, sample, arrays = model.spec, item.sample, trace.arrays
     used = np.unique(np.concatenate([arrays[name].ravel() for name in ("tokens", "tokens_after", "commit_token")]))
     ids = [int(i) for i in used if i >= 0]
     roles = {"bos": spec.bos_id, "eos": spec.eos_id, "eot": spec.eot_id, "mask": spec.mask_id, "pad": spec.pad_id}
     special = {role: token for role, token in roles.items() if token is not None}
     return {
-        "pieces": {str(i): model.text.pieces([i])[0] for i in ids},
+        "pieces": {str(i): model.tokenizer.pieces([i])[0] for i in ids},
         "special": special,
-        "special_ids": [i for i in ids if i in model.text.special_ids or i in special.values()],
+        "special_ids": [i for i in ids if i in model.tokenizer.special_ids or i in special.values()],
         "answers": list(sample.answers),
         "prediction": prediction,
         "acc": acc(prediction, sample.answers) if sample.answers else None,

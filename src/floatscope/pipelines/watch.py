@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from floatscope.canvas import CanvasState, Commits, Step
 from floatscope.capture.watcher import Watch, Watcher
-from floatscope.capture.ways import into
-from floatscope.errors import UserError, unknown
+from floatscope.capture.ways import attach
+from floatscope.errors import UserError, unknown_choice
 from floatscope.models.model import Model
 from floatscope.schema import FIELDS, State
 from floatscope.traces import Trace
@@ -124,7 +124,7 @@ def watch(module: nn.Module | Model, *, mask_id: int | None = None, **settings: 
     meta = {}
     if isinstance(module, Model):
         mask_id = module.spec.mask_id if mask_id is None else mask_id
-        meta = module.facts
+        meta = module.metadata
         module = module.module
     if not isinstance(module, nn.Module):
         raise UserError(f"watch needs a torch module or a floatscope Model, got {type(module).__name__}")
@@ -133,7 +133,7 @@ def watch(module: nn.Module | Model, *, mask_id: int | None = None, **settings: 
     allowed = [f.name for f in dataclass_fields(Watch) if f.name != "influence"]
     for name in settings:
         if name not in allowed:
-            raise unknown("setting of `watch`", name, allowed)
+            raise unknown_choice("setting of `watch`", name, allowed)
     wanted = Watch(**settings)
     without_rows = tuple(name for name in wanted.names if "commit" not in FIELDS[name].axes)
     if wanted.fields is not None and without_rows != wanted.fields:
@@ -142,7 +142,7 @@ def watch(module: nn.Module | Model, *, mask_id: int | None = None, **settings: 
             f"{unknown_here}: rows of commits, which `watch` does not know; use fs.decode, or leave them out"
         )
     seen = Seen(module, Watcher(replace(wanted, fields=without_rows)), mask_id, meta)
-    with into(module, seen.watcher) as seen.way:
+    with attach(module, seen.watcher) as seen.way:
         root = [
             module.register_forward_pre_hook(lambda _, args, kwargs: seen._begin(args, kwargs), with_kwargs=True),
             module.register_forward_hook(lambda _, args, output: seen._finish()),

@@ -132,12 +132,12 @@ def _notes(runs: Sequence[Compared]) -> Iterator[str]:
         if run.unfinished:
             which = f"{listed(run.unfinished)} of **{run.label}**"
             yield f"Left out: {which}, which lacks samples the model has; the same trace command goes on with it."
-        reasons = dict.fromkeys(run.measured.lacking.values())
+        reasons = dict.fromkeys(run.measured.missing.values())
         for reason in reasons:
-            names = [name for name, why in run.measured.lacking.items() if why == reason]
+            names = [name for name, why in run.measured.missing.items() if why == reason]
             yield f"Not measured for **{run.label}**: {listed(names)}, because {reason}."
-        for reason in dict.fromkeys(run.measured.partly.values()):
-            names = [name for name, why in run.measured.partly.items() if why == reason]
+        for reason in dict.fromkeys(run.measured.partial.values()):
+            names = [name for name, why in run.measured.partial.items() if why == reason]
             yield f"Left out of {listed(names)} of **{run.label}**: {reason}."
     if scarce := [run.label for run in runs if len(run.run.done) < FEW]:
         yield f"{listed(scarce)}: fewer than {FEW} samples, too few for an interval to say much."

@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 
 from floatscope.analysis.estimate import difference, estimate
-from floatscope.analysis.measure import Measured, measure
+from floatscope.analysis.measure import RunTables, build_tables
 from floatscope.errors import UserError
 from floatscope.reports.charts import Series
 from floatscope.traces import Run, controls, open_run
@@ -30,8 +30,8 @@ class Compared:
 
     label: str
     run: Run
-    measured: Measured
-    controls: list[Measured] = field(default_factory=list)
+    measured: RunTables
+    controls: list[RunTables] = field(default_factory=list)
     unfinished: list[str] = field(default_factory=list)  # controls that lack samples the model has
 
     @staticmethod
@@ -39,14 +39,14 @@ class Compared:
         run = open_run(path)
         if not run.done:
             raise UserError(f"{path} has no finished sample of {len(run.samples)}; trace them first")
-        whole, broken = list[Measured](), list[str]()
+        whole, broken = list[RunTables](), list[str]()
         for folder in controls(path):
             control = open_run(folder)
             if set(run.done) <= set(control.done):  # on the very samples the model has
-                whole.append(measure((control.trace(sample) for sample in run.done), detector, told))
+                whole.append(build_tables((control.trace(sample) for sample in run.done), detector, told))
             else:
                 broken.append(folder.name)
-        return Compared(label, run, measure(run, detector, told), whole, broken)
+        return Compared(label, run, build_tables(run, detector, told), whole, broken)
 
     @property
     def family(self) -> str:

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from floatscope.errors import UserError, unknown
+from floatscope.errors import UserError, unknown_choice
 from floatscope.files.atomic import write_atomic
 from floatscope.reports import palette
 from floatscope.reports.charts import Chart, Dots, Lines, Map, Number, Series
@@ -237,7 +237,7 @@ def _array(values: Sequence[Number]) -> np.ndarray:
 def _save(figure: Figure, path: Path) -> None:
     kind, formats = path.suffix.lstrip(".").lower(), figure.canvas.get_supported_filetypes()
     if kind not in formats:
-        raise unknown("figure format", kind, formats)
+        raise unknown_choice("figure format", kind, formats)
     drawn = io.BytesIO()
     figure.savefig(drawn, format=kind, metadata=TIMELESS.get(kind))
     try:

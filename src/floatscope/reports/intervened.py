@@ -21,7 +21,7 @@ from floatscope.errors import UserError
 from floatscope.interventions.recipes import RECIPES
 from floatscope.reports.charts import Chart, Dots, Lines, Model, Report, Section, Series, Table
 from floatscope.reports.compared import Interval
-from floatscope.syntax import spelled
+from floatscope.syntax import parse_call
 
 COMPUTED = (
     "Score: a right answer, normalised, is part of the prediction. NLL: mean of −log p over the tokens of the first"
@@ -157,7 +157,7 @@ def _edits(told: str) -> str:
     """Each edit as it was written, with what the recipe means."""
     found = []
     for edit in told.split("; "):
-        about = RECIPES[name].about if (name := spelled(edit)[0]) in RECIPES else ""
+        about = RECIPES[name].about if (name := parse_call(edit)[0]) in RECIPES else ""
         found.append(f"{edit}, {about}" if about else edit)
     return "; and ".join(found)
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import pandas as pd
 
 from floatscope.analysis.estimate import difference, estimate
-from floatscope.analysis.evaluations import Results, open_evaluation
-from floatscope.errors import UserError, unknown
+from floatscope.analysis.evaluations import Evaluation, open_evaluation
+from floatscope.errors import UserError, unknown_choice
 from floatscope.reports.compared import Interval
 
 SCORES = ("acc", "em", "f1", "both")
@@ -89,7 +89,7 @@ def cautions(paths: Sequence[Path]) -> list[str]:
 def written(rows: Sequence[Row], format: str) -> str:
     """The table as text."""
     if format not in WRITERS:
-        raise unknown("format", format, WRITERS)
+        raise unknown_choice("format", format, WRITERS)
     heads, cells = shown(rows)
     return WRITERS[format](heads, cells)
 
@@ -115,7 +115,7 @@ def abstention(table: pd.DataFrame) -> tuple[float, float] | None:
     return both / said.sum() if said.any() else float("nan"), both / none.sum()
 
 
-def _row(results: Results, closed: Results | None) -> Row:
+def _row(results: Evaluation, closed: Evaluation | None) -> Row:
     settings = results.settings
     gains: dict[str, Interval | None] = {"acc": None, "both": None}
     if closed is not None and closed is not results:
@@ -141,18 +141,18 @@ def _percent(table: pd.DataFrame) -> pd.DataFrame:
     return told.assign(both=(told["acc"] + told["f1"]) / 2)
 
 
-def _closed(results: Sequence[Results]) -> dict[tuple[str | int, ...], Results]:
+def _closed(results: Sequence[Evaluation]) -> dict[tuple[str | int, ...], Evaluation]:
     """The evaluations without passages, by what else was asked."""
     return {_alike(each): each for each in results if each.settings["passages"] == 0}
 
 
-def _alike(results: Results) -> tuple[str | int, ...]:
+def _alike(results: Evaluation) -> tuple[str | int, ...]:
     told = results.settings
     data = str(told.get("data", "")), str(told.get("data_sha256", ""))  # another file may have the name
     return str(told["model"]), *data, int(told["shots"]), str(told["prompt"])
 
 
-def _many(results: Results) -> tuple[int, int]:
+def _many(results: Evaluation) -> tuple[int, int]:
     passages = results.settings["passages"]
     return (0, passages) if isinstance(passages, int) else (1 + (passages == "all"), 0)
 

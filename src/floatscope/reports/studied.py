@@ -21,7 +21,7 @@ from floatscope.reports.intervened import MEASURES, intervened
 def studied(name: str, paths: Sequence[Path], told: Mapping[str, Sequence[str]] | None = None) -> Report:
     """`told` are the sentences of each model's plan."""
     study, table, report = STUDIES[name], effects(paths), intervened(paths)
-    found = [f"{sentence[0].upper()}{sentence[1:]}." for sentence in study.read(table)]
+    found = [f"{sentence[0].upper()}{sentence[1:]}." for sentence in study.summarise(table)]
     models = []
     for model in report.models:
         sentences = [f"{each[0].upper()}{each[1:]}." for each in (told or {}).get(model.label, ())]

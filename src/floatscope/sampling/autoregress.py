@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from floatscope.canvas import CanvasState, Commits, Forward, Step, first_positions
+from floatscope.canvas import CanvasState, Commits, Forward, Step, crop_regions
 from floatscope.sampling.noise import step_keys
 from floatscope.sampling.proposal import draw
 from floatscope.sampling.settings import Sampling
@@ -46,7 +46,7 @@ def autoregress(
     for step in range(how.new_tokens):
         with torch.no_grad():
             length = canvas.tokens.shape[1]
-            before = replace(canvas, step=step, active=active, regions=first_positions(regions, length))
+            before = replace(canvas, step=step, active=active, regions=crop_regions(regions, length))
             logits = forward(before, slice(length - 1, length))[:, 0]
             keys = step_keys(how.seed, names, step, "token").to(device)
             token, log_p = draw(logits, how, tuple(end_ids), keys, length - first)
@@ -59,7 +59,7 @@ def autoregress(
                 before,
                 tokens=torch.cat([canvas.tokens, token[:, None]], 1),
                 states=torch.cat([canvas.states, torch.full_like(token[:, None], int(State.COMMITTED))], 1),
-                regions=first_positions(regions, length + 1),
+                regions=crop_regions(regions, length + 1),
             )
             active = active & ~torch.isin(token, ends) if how.stop else active
             done = not bool(active.any())

@@ -23,7 +23,7 @@ from floatscope.sampling.blocks import Blocks
 from floatscope.sampling.drift import Drift
 from floatscope.sampling.noise import gumbel, step_keys, uniform
 from floatscope.sampling.proposal import draw
-from floatscope.sampling.samplers import SAMPLERS, Candidates, Look
+from floatscope.sampling.samplers import SAMPLERS, Candidates, StepCandidates
 from floatscope.sampling.settings import Sampling
 from floatscope.schema import State
 
@@ -135,7 +135,7 @@ class _Denoiser:
             score = chances.float()
         if how.order_temperature:
             score = (score - score.max()) / how.order_temperature + gumbel(keys, places.own).float()
-        look = Look(
+        look = StepCandidates(
             places.eligible,
             places.grid(score, -torch.inf),
             blocks.share(),

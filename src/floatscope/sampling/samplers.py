@@ -41,7 +41,7 @@ class Candidates:
 
 
 @dataclass(frozen=True)
-class Look:
+class StepCandidates:
     """All candidates of a step at their places; `score` is −inf elsewhere."""
 
     eligible: Bool[Tensor, "batch position"]
@@ -80,31 +80,31 @@ def calibrated(these: Candidates, decay: float, background: str) -> Tensor:
     return (these.probability * surprise).clamp_max(LARGEST_SURPRISE) * (-decay * these.offset).exp()
 
 
-def top(look: Look) -> Tensor:
+def top(look: StepCandidates) -> Tensor:
     """The `share` best."""
     return (_rank(look.score) < look.share[:, None]) & look.eligible
 
 
-def by_chance(look: Look) -> Tensor:
+def by_chance(look: StepCandidates) -> Tensor:
     """Each on its own, with the step's probability."""
     return (look.uniform < look.chance[:, None]) & look.eligible
 
 
-def at_least(look: Look, tau: float) -> Tensor:
+def at_least(look: StepCandidates, tau: float) -> Tensor:
     return look.eligible & ((look.score >= tau) | (_rank(look.score) == 0))
 
 
-def by_factor(look: Look, factor: float) -> Tensor:
+def by_factor(look: StepCandidates, factor: float) -> Tensor:
     """The most n for which (n + 1)(1 − c_n) < factor, c_n the n-th largest confidence."""
     return _longest(look, lambda c, n: (n + 1) * (1 - c) < factor)
 
 
-def bounded(look: Look, gamma: float) -> Tensor:
+def bounded(look: StepCandidates, gamma: float) -> Tensor:
     """The most n, by increasing entropy, for which the entropies but for the largest add up to at most gamma."""
     return _longest(look, lambda minus_h, n: (-minus_h).cumsum(-1) + minus_h <= gamma)
 
 
-def settled(look: Look, confidence: float, kl: float, history: int) -> Tensor:
+def settled(look: StepCandidates, confidence: float, kl: float, history: int) -> Tensor:
     """All that are confident and whose distribution has come to rest; where none is, the `share` best."""
     sure = look.eligible & (look.score > confidence) & (look.drift < kl) & (look.steps_done >= history - 1)[:, None]
     return torch.where(sure.any(-1, keepdim=True), sure, top(look))
@@ -159,7 +159,7 @@ def _rank(score: Tensor) -> Tensor:
     )
 
 
-def _longest(look: Look, allowed: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+def _longest(look: StepCandidates, allowed: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     """The best n of each row, n the largest for which `allowed(sorted scores, n)` holds from 1 to n; at least one."""
     best = look.score.sort(dim=-1, descending=True, stable=True).values
     n = torch.arange(1, best.shape[1] + 1, device=best.device)

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from floatscope.errors import UserError, unknown
+from floatscope.errors import UserError, unknown_choice
 from floatscope.sampling.samplers import SAMPLERS, token_counts, top
-from floatscope.syntax import arguments, spelled
+from floatscope.syntax import merge_arguments, parse_call
 
 SCHEDULES = ("even", "time")
 JUDGED = ("model", "drawn")
@@ -64,29 +64,29 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def resolve_sampling(family: str, preset: str | None = None, **given: Any) -> Sampling:
+def resolve_sampling(paradigm: str, preset: str | None = None, **given: Any) -> Sampling:
     """The settings for a model of this family: its defaults, then the preset's, then what is given."""
     allowed = [f.name for f in fields(Sampling) if f.name != "arguments"]
     for name in given:
         if name not in allowed:
-            raise unknown("setting of decode", name, allowed)
+            raise unknown_choice("setting of decode", name, allowed)
     if preset is not None and (not isinstance(preset, str) or preset not in PRESETS):
-        raise unknown("preset", str(preset), PRESETS)
-    if family == "arm" and preset is not None:
+        raise unknown_choice("preset", str(preset), PRESETS)
+    if paradigm == "arm" and preset is not None:
         raise UserError(f"preset '{preset}' is for masked diffusion models, and this is an autoregressive one")
-    start = {"sampler": "ar", "stop": True} if family == "arm" else {"sampler": "confidence"}
+    start = {"sampler": "ar", "stop": True} if paradigm == "arm" else {"sampler": "confidence"}
     wanted = {**start, **PRESETS.get(preset or "", {}), **{k: v for k, v in given.items() if v is not None}}
-    name, own = spelled(str(wanted.pop("sampler")))
+    name, own = parse_call(str(wanted.pop("sampler")))
     if name not in ("ar", *SAMPLERS):
-        raise unknown("sampler", name, ("ar", *SAMPLERS))
-    if (name == "ar") != (family == "arm"):
-        kind = "an autoregressive model, which takes 'ar'" if family == "arm" else "a masked diffusion model"
-        takes = "" if family == "arm" else f", which takes {', '.join(SAMPLERS)}"
+        raise unknown_choice("sampler", name, ("ar", *SAMPLERS))
+    if (name == "ar") != (paradigm == "arm"):
+        kind = "an autoregressive model, which takes 'ar'" if paradigm == "arm" else "a masked diffusion model"
+        takes = "" if paradigm == "arm" else f", which takes {', '.join(SAMPLERS)}"
         raise UserError(f"sampler '{name}' is not for {kind}{takes}")
     if name in SAMPLERS and SAMPLERS[name].pace == "own" and given.get("steps") is None:
         wanted.pop("steps", None)  # a preset's: this sampler finds its own
     defaults = {} if name == "ar" else {**SAMPLERS[name].arguments, **SAMPLERS[name].scored_by}
-    how = Sampling(sampler=name, arguments=arguments("sampler", name, own, defaults), **wanted)
+    how = Sampling(sampler=name, arguments=merge_arguments("sampler", name, own, defaults), **wanted)
     _check(how, preset)
     return how
 
@@ -117,7 +117,7 @@ def _check(how: Sampling, preset: str | None) -> None:
             raise UserError(f"{name} must be 0, or from {TEMPERATURES[0]:g} to {TEMPERATURES[1]:g}, got {value}")
     for name, words in {"schedule": SCHEDULES, "judged": JUDGED, "eos": EOS}.items():
         if getattr(how, name) not in words:
-            raise unknown(name, str(getattr(how, name)), words)
+            raise unknown_choice(name, str(getattr(how, name)), words)
     if not isinstance(how.stop, bool):
         raise UserError(f"stop must be True or False, got {how.stop!r}")
     if how.sampler == "ar":

@@ -30,7 +30,7 @@ from pathlib import Path
 from string import Formatter
 from typing import NamedTuple
 
-from floatscope.errors import UserError, unknown
+from floatscope.errors import UserError, unknown_choice
 from floatscope.tasks.sample import Passage, Sample
 
 Span = tuple[int, int]
@@ -87,7 +87,7 @@ class Template:
     def __post_init__(self) -> None:
         for key in self.pieces:
             if key not in ALLOWED:
-                raise unknown("key", key, ALLOWED)
+                raise unknown_choice("key", key, ALLOWED)
         if "prompt" not in self.pieces:
             raise UserError('the key "prompt" is missing; it is the text to ask with, with {question} in it')
         object.__setattr__(self, "pieces", USUAL | dict(self.pieces))
@@ -163,7 +163,7 @@ def template(name: str | Path = "default") -> Template:
     try:
         return Template(path.name, _read(path.read_bytes()))
     except (FileNotFoundError, ValueError) as error:  # the latter: no path can be called so
-        raise UserError(f"{unknown('template', str(name), TEMPLATES)}, or the path of a TOML file") from error
+        raise UserError(f"{unknown_choice('template', str(name), TEMPLATES)}, or the path of a TOML file") from error
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     except UserError as error:
@@ -178,7 +178,7 @@ def placed(template: Template, where: str) -> Template:
     with them. A question that is on the wanted side already stays where it is.
     """
     if where not in PLACES:
-        raise unknown("placement", where, PLACES)
+        raise unknown_choice("placement", where, PLACES)
     shown = {name for _, name in template._parsed["shot"]}
     keys = ["prompt", "shot"] if shown & {"passages", *HALVES} else ["prompt"]
     moved = {key: _moved(template.pieces[key], where) for key in keys}

@@ -18,8 +18,8 @@ import numpy as np
 
 from floatscope.errors import UserError
 from floatscope.files.sizes import format_size, parse_size
-from floatscope.schema import FIELDS, GROUPS, KEEP, RANKS, check_fields, fields_of
-from floatscope.traces.layout import ASKED, COORDS, OWN, stored_axes
+from floatscope.schema import FIELDS, GROUPS, LEVELS, RANKS, check_fields, fields_at_level
+from floatscope.traces.layout import COORDS, OPTIONAL_FIELDS, TRACE_FIELDS, stored_axes
 
 BUDGET = 8 * 1024**3
 
@@ -50,7 +50,7 @@ def forecast(
     if keep is not None and fields is not None:
         raise UserError(f'give keep="{keep}" or the fields ({", ".join(fields)}), not both')
     level = None if fields is not None else keep or "summary"
-    names = check_fields(tuple(fields)) if fields is not None else fields_of(keep or "summary")
+    names = check_fields(tuple(fields)) if fields is not None else fields_at_level(keep or "summary")
     sizes = {axis: len(along) for axis, along in COORDS.items()}
     sizes |= {"step": steps, "layer": layers, "head": heads, "group": groups, "key": keys, "rank": RANKS}
     sizes |= {"region": regions, "key_region": regions, "commit": commits, "visibility": visibilities}
@@ -100,7 +100,7 @@ class Forecast:
         lines = [("field", "axes", "type", "a sample", f"{self.samples} samples")]
         each, own = self.bytes, 0
         for name, dtype, shape in sorted(self._arrays(), key=lambda a: -each[a[0]]):
-            if name in OWN:
+            if name in TRACE_FIELDS:
                 own += each[name]
                 continue
             axes = " × ".join(f"{axis} {size}" for axis, size in shape)
@@ -116,17 +116,17 @@ class Forecast:
 
     def _arrays(self) -> Iterator[tuple[str, str, list[tuple[str, int]]]]:
         """(name, type, [(axis, length), …]) of every array of one sample."""
-        for name, f in OWN.items():
+        for name, f in TRACE_FIELDS.items():
             yield name, f.dtype, [(axis, self.sizes[axis]) for axis in f.axes]
         for name in self.names:
             axes = stored_axes(name, FIELDS[name].axes)
             yield name, FIELDS[name].dtype, [(axis, self.sizes[axis]) for axis in axes]
-        for name, f in ASKED.items() if self.influence else ():
+        for name, f in OPTIONAL_FIELDS.items() if self.influence else ():
             yield name, f.dtype, [(axis, self.sizes[axis]) for axis in f.axes]
 
     def _remedy(self, limit: int) -> str:
         """The gentlest change that fits: a lower keep level, else fewer samples, else fewer steps, else a budget."""
-        lower = [self._at(level) for level in reversed(KEEP[: KEEP.index(self.keep)])] if self.keep else []
+        lower = [self._at(level) for level in reversed(LEVELS[: LEVELS.index(self.keep)])] if self.keep else []
         raised = f"raise the budget, budget={math.ceil(self.total / 1024**3)}GiB"
         for other in lower:
             if other.total <= limit:
@@ -144,7 +144,7 @@ class Forecast:
         return f"Not even one step of one sample fits: {raised}"
 
     def _at(self, level: str) -> Forecast:
-        return replace(self, keep=level, names=fields_of(level))
+        return replace(self, keep=level, names=fields_at_level(level))
 
     def _steps_within(self, limit: int) -> int:
         """The most steps that fit; size is a constant plus an equal part for each step."""

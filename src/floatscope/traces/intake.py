@@ -20,7 +20,7 @@ from floatscope.canvas import Reductions, Step
 from floatscope.errors import UserError
 from floatscope.schema import FIELDS, SHARED
 from floatscope.traces.assemble import join
-from floatscope.traces.layout import ASKED, OWN, filling, stored_axes
+from floatscope.traces.layout import OPTIONAL_FIELDS, TRACE_FIELDS, filling, stored_axes
 from floatscope.traces.trace import Array
 
 Axes = Mapping[str, tuple[str, ...]]
@@ -75,19 +75,19 @@ def bring(
         active=np.ones(len(before.tokens), bool) if before.active is None else _numpy(before.active),
         owner=_numpy(step.commits.sample),
         commits={
-            f"commit_{name}": _numpy(getattr(step.commits, name)).astype(OWN[f"commit_{name}"].dtype)
+            f"commit_{name}": _numpy(getattr(step.commits, name)).astype(TRACE_FIELDS[f"commit_{name}"].dtype)
             for name in ("position", "row", "token", "confidence")
         },
         fields=fields,
         visibility=tuple(classes.index(c) for c in layer_visibility),
-        influence=None if influence is None else _numpy(influence).astype(ASKED["influence"].dtype),
+        influence=None if influence is None else _numpy(influence).astype(OPTIONAL_FIELDS["influence"].dtype),
     )
 
 
 def check_extra(extra: Axes) -> dict[str, tuple[str, ...]]:
     """The axes of fields that are not in `FIELDS`, refused where a trace could not tell them from its own."""
-    taken = {*FIELDS, *OWN, *ASKED, *(axis for axes in extra.values() for axis in axes)}
-    taken |= {axis for f in (*FIELDS.values(), *OWN.values()) for axis in stored_axes("", f.axes)}
+    taken = {*FIELDS, *TRACE_FIELDS, *OPTIONAL_FIELDS, *(axis for axes in extra.values() for axis in axes)}
+    taken |= {axis for f in (*FIELDS.values(), *TRACE_FIELDS.values()) for axis in stored_axes("", f.axes)}
     for name, axes in extra.items():
         if name in taken:
             raise UserError(f"a field cannot be called '{name}': a trace has an array or an axis of that name")

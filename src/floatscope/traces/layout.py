@@ -16,7 +16,7 @@ import numpy as np
 from floatscope.errors import UserError
 from floatscope.schema import GROUPS, HEAD_STATS, KEY_STATS, ORDERS, QUANTITIES, SHARED, TOP_STATS, Field, State
 
-OWN: dict[str, Field] = {
+TRACE_FIELDS: dict[str, Field] = {
     "tokens": Field(("step", "key"), "int32", "summary", "token ids the forward of a step saw; -1 beyond the canvas"),
     "states": Field(("step", "key"), "int8", "summary", "values of `State`; PAD beyond the canvas"),
     "keys": Field(("step",), "int32", "summary", "number of keys at that step"),
@@ -35,7 +35,7 @@ OWN: dict[str, Field] = {
     ),
 }
 
-ASKED: dict[str, Field] = {
+OPTIONAL_FIELDS: dict[str, Field] = {
     "influence": Field(
         ("commit", "key"), "float32", "summary", "|∂ logit of the committed token / ∂ embedding of the key|"
     ),

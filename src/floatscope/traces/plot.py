@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from floatscope.errors import UserError, unknown
+from floatscope.errors import UserError, unknown_choice
 from floatscope.schema import State
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def _legend(figure: Figure, trace: Trace, outlined: bool) -> None:
 def _save(figure: Figure, path: Path) -> None:
     formats = figure.canvas.get_supported_filetypes()
     if path.suffix.lstrip(".").lower() not in formats:
-        raise unknown("figure format", path.suffix.lstrip("."), formats)
+        raise unknown_choice("figure format", path.suffix.lstrip("."), formats)
     try:
         figure.savefig(path)
     except OSError as error:

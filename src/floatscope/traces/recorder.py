@@ -28,7 +28,7 @@ from floatscope.schema import FIELDS, SHARED
 from floatscope.traces.assemble import Piece, assemble
 from floatscope.traces.cut import cut, valid_span
 from floatscope.traces.intake import bring, check_extra
-from floatscope.traces.layout import ASKED, COORDS, OWN, stored_axes
+from floatscope.traces.layout import COORDS, OPTIONAL_FIELDS, TRACE_FIELDS, stored_axes
 from floatscope.traces.trace import Array, Trace
 
 
@@ -100,9 +100,9 @@ class Recorder:
             raise UserError(f"sample '{sample}' has no steps: nothing of it was decoded while the recorder watched")
         visibility, pieces = _shared_visibility(kept)
         names = dict.fromkeys(name for piece in pieces for name in piece)
-        axes = {name: f.axes for name, f in OWN.items()}
+        axes = {name: f.axes for name, f in TRACE_FIELDS.items()}
         axes |= {name: stored_axes(name, self.axes[name]) for name in names if name in self.axes}
-        axes |= {name: f.axes for name, f in ASKED.items() if name in names}
+        axes |= {name: f.axes for name, f in OPTIONAL_FIELDS.items() if name in names}
         arrays = assemble(pieces, axes)
         arrays["layers"] = np.array(self._layers, np.int32)
         arrays["layer_visibility"] = np.array(visibility, np.int32)

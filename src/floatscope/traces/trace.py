@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from floatscope.errors import UserError, unknown
-from floatscope.schema import ELIGIBLE, State
+from floatscope.errors import UserError, unknown_choice
+from floatscope.schema import MIN_VISIBLE_ROWS, State
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -116,7 +116,7 @@ class Trace:
         self, rows: list[int], group: str, scale: str, head: int | None, view: str, eligible: bool
     ) -> Float[np.ndarray, "step layer key"]:
         if scale not in SCALES:
-            raise unknown("scale", scale, SCALES)
+            raise unknown_choice("scale", scale, SCALES)
         means = self._means(head)
         g, running = self._group(group, view)
         at = self.arrays["layer_visibility"][rows]
@@ -136,7 +136,7 @@ class Trace:
             enough = self._field("eligible", "eligible=True reads it; leave it out")[:, at, g] == 1
             if running:
                 rows_so_far = self._count(self._new_rows(group)[:, None, None], running)
-                enough = self._count(self.arrays["seen"][:, at, g], running) >= rows_so_far.clip(1, ELIGIBLE)
+                enough = self._count(self.arrays["seen"][:, at, g], running) >= rows_so_far.clip(1, MIN_VISIBLE_ROWS)
             r = np.where(enough, r, np.nan)
         return r
 
@@ -208,9 +208,9 @@ class Trace:
     def _group(self, group: str, view: str) -> tuple[int, bool]:
         """The group's number, and whether its rows are added up over the steps."""
         if view not in VIEWS:
-            raise unknown("view", view, VIEWS)
+            raise unknown_choice("view", view, VIEWS)
         if group not in self.coords["group"]:
-            raise unknown("group", group, self.coords["group"])
+            raise unknown_choice("group", group, self.coords["group"])
         running = view == "prefix" and self.meta.get("rows") == "cache" and group != "predicting"
         return self.coords["group"].index(group), running
 

@@ -126,7 +126,12 @@ def test_load_opens_a_base_with_its_adapter(base, tmp_path):
     folder, module = written(tmp_path / "sibling", base)
     model = load(f"{base}+{folder}")
     assert model.spec.name == "base+sibling"
-    assert (model.spec.family, model.spec.mask_id, model.spec.shift, model.spec.layout) == ("mdm", 7, True, "adapted")
+    assert (model.spec.paradigm, model.spec.mask_id, model.spec.shift, model.spec.architecture) == (
+        "mdm",
+        7,
+        True,
+        "adapted",
+    )
     ids = torch.arange(20, 40)[None]
     canvas = CanvasState(ids, torch.full_like(ids, int(State.PROMPT)))
     torch.testing.assert_close(model.forward(canvas), logits(module, ids), rtol=1e-5, atol=1e-5)

@@ -104,7 +104,7 @@ def test_two_legs_equal_one(done, begun, small, monkeypatch):
 
 def test_what_is_left_opens_decodes_and_has_a_card(done):
     model = load(f"{BASE}+{done / 'adapter'}")
-    assert model.spec.family == "mdm"
+    assert model.spec.paradigm == "mdm"
     assert model.spec.name == "twin:arm+out/adapter"
     said = fs.decode(model, "Question: Where?\nAnswer:", new_tokens=4, watch=fs.Watch())
     assert said.traces[0].received().shape[0] == 4
@@ -224,7 +224,7 @@ def test_a_control_learns_the_next_token_and_stays_autoregressive(begun, small, 
     monkeypatch.setattr(train, "EVERY", 4)
     adapted(begun, small, replace(RECIPE, control=True))
     model = load(f"{BASE}+{begun / 'adapter'}")
-    assert (model.spec.family, model.spec.mask_id, model.spec.cache) == ("arm", None, True)
+    assert (model.spec.paradigm, model.spec.mask_id, model.spec.cache) == ("arm", None, True)
     assert fs.decode(model, "Question: Where?\nAnswer:", new_tokens=4).tokens.shape[0] == 1
     curve = json.loads((begun / "adapter" / "training.json").read_text())["losses"]
     assert curve[-1][1] < curve[0][1]

@@ -16,7 +16,7 @@ from floatscope.models.load import load
 @pytest.mark.parametrize(("name", "shift"), [("twin:mdm", 0), ("twin:mdm-adapted", 1)])
 def test_the_share_of_masks_that_are_filled_right(name, shift):
     model = load(name)
-    ids = np.array(model.text.encode(" ".join(prompt_of(sample) for sample in read("reading-5")[:3]))[:200])
+    ids = np.array(model.tokenizer.encode(" ".join(prompt_of(sample) for sample in read("reading-5")[:3]))[:200])
     (told,) = masked_accuracy(model, ids, ratios=(0.4,), rows=5, length=40)
     shares = []
     masked = torch.rand((5, 40), generator=torch.Generator().manual_seed(400)) < 0.4

@@ -48,7 +48,7 @@ def test_it_opens_with_its_base_and_reads():
     if not (cache() / BASES["smollm2"].file).is_file() or find_spec("gguf") is None:
         pytest.skip("SmolLM2 is not here; floatscope fetch smollm2 brings it")
     model = fs.load("smollm2:mdm")
-    assert (model.spec.name, model.spec.family, model.spec.mask_id) == ("smollm2:mdm", "mdm", 16)
+    assert (model.spec.name, model.spec.paradigm, model.spec.mask_id) == ("smollm2:mdm", "mdm", 16)
     told = "Document 1: The tower was built by Gustave Eiffel in 1889.\nQuestion: Who built the tower?\nAnswer:"
     assert "Eiffel" in fs.decode(model, told, new_tokens=8).text
 

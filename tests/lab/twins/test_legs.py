@@ -65,7 +65,7 @@ def test_all_three_are_trained_and_open_like_any_checkpoint(done):
     layouts = {}
     for kind in RECIPES:
         model = fs.load(folder / "models" / kind, device="cpu")
-        layouts[kind] = (model.spec.layout, model.spec.family, model.spec.shift)
+        layouts[kind] = (model.spec.architecture, model.spec.paradigm, model.spec.shift)
         out = fs.decode(model, "Question: Who?\nAnswer:", new_tokens=4, watch=fs.Watch())
         assert out.steps[0].before.tokens[0, 0] == RECIPES[kind].vocabulary - 2  # begins with bos
         assert len(out.trace.arrays["keys"]) >= 1

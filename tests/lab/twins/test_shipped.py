@@ -34,7 +34,7 @@ def told(kind: str, name: str) -> dict:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_twin_opens_by_name_and_reads(kind):
     model = fs.load(f"twin:{kind}", device="cpu")
-    assert (model.spec.layout, model.spec.family, model.spec.shift) == SPECS[kind]
+    assert (model.spec.architecture, model.spec.paradigm, model.spec.shift) == SPECS[kind]
     assert model.spec.name == f"twin:{kind}"
     assert model.spec.mask_id == (None if kind == "arm" else 4095)
     samples = heldout.read("reading-5")[:12]

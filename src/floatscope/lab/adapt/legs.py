@@ -73,7 +73,7 @@ def leg(
         raise UserError(f"{printable(base)} has an adapter already, and only a base can be adapted; give {alone}")
     trained = is_adapter(done)
     model = load(base, device=place, dtype=torch.float32)
-    if model.spec.family != "arm":
+    if model.spec.paradigm != "arm":
         raise UserError(f"{base} is no autoregressive model; an adaptation begins with one")
     text = text_of(model)
     if recipe.control and mask is not None:
@@ -81,7 +81,9 @@ def leg(
     recipe = fitted(recipe, model, None if recipe.control else choose_mask(model, mask))
     if not trained:
         if recipe.mask_id is not None:
-            probed(replace(model, spec=replace(model.spec, family="mdm", mask_id=recipe.mask_id, layout="adapted")))
+            probed(
+                replace(model, spec=replace(model.spec, paradigm="mdm", mask_id=recipe.mask_id, architecture="adapted"))
+            )
         material = prepare(folder / "material", model, given)
         if recipe.mask_id is not None:
             check_free(text, recipe.mask_id, material.ids())
@@ -104,7 +106,7 @@ def finish(done: Path, base: str, material: Path, place: torch.device) -> None:
         if len(ids) and adapter.mask_id is not None:
             model = load(base, device=place)
             if adapter.mask_id < model.vocabulary:  # a new row means nothing to the base
-                spec = replace(model.spec, family="mdm", mask_id=adapter.mask_id)
+                spec = replace(model.spec, paradigm="mdm", mask_id=adapter.mask_id)
                 scores["masked_base"] = masked_accuracy(replace(model, spec=spec), ids)
             scores["masked"] = masked_accuracy(adapt_model(model, adapter), ids)
         with writing("the scores", done):

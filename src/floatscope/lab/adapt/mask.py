@@ -13,16 +13,16 @@ import numpy as np
 
 from floatscope.errors import UserError, printable
 from floatscope.models.model import Model
-from floatscope.models.text import Text
+from floatscope.models.text import ModelTokenizer
 
 RESERVED = re.compile(r"<?[|\[<]*(mask|reserved|unused|extra|dummy|placeholder)[\w.-]*[|\]>]*", re.IGNORECASE)
 NEW = "new"
 
 
-def text_of(model: Model) -> Text:
-    if model.text is None:
+def text_of(model: Model) -> ModelTokenizer:
+    if model.tokenizer is None:
         raise UserError(f"{model.spec.name} has no tokenizer, and an adaptation reads text; give a base that has one")
-    return model.text
+    return model.tokenizer
 
 
 def choose_mask(model: Model, asked: str | None) -> int:
@@ -54,12 +54,12 @@ def choose_mask(model: Model, asked: str | None) -> int:
     )
 
 
-def check_free(text: Text, mask_id: int, ids: np.ndarray) -> None:
+def check_free(text: ModelTokenizer, mask_id: int, ids: np.ndarray) -> None:
     """A token of the text cannot be the mask as well."""
     if met := int((ids == mask_id).sum()):
         refuse_mask(text, mask_id, f"{met:,} times in the text")
 
 
-def refuse_mask(text: Text, mask_id: int, where: str) -> NoReturn:
+def refuse_mask(text: ModelTokenizer, mask_id: int, where: str) -> NoReturn:
     named = printable(text.name_of(mask_id) or mask_id)
     raise UserError(f"the mask {named} stands {where}; give another with --mask, or --mask new")

@@ -26,7 +26,7 @@ from floatscope.lab.adapt.mask import text_of
 from floatscope.lab.adapt.scores import LENGTH
 from floatscope.lab.training.text import NO_TEXT, read_text
 from floatscope.models.model import Model
-from floatscope.models.text import Text, open_text
+from floatscope.models.text import ModelTokenizer, open_text
 from floatscope.pipelines import prompts
 from floatscope.tasks.read import read_samples
 from floatscope.tasks.sample import Sample
@@ -59,7 +59,7 @@ class Given:
 class Source:
     """How questions are written as tokens."""
 
-    text: Text
+    text: ModelTokenizer
     chat: bool
     end: int  # behind an answer
     fill: int  # where there is nothing

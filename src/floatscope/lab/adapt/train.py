@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
-from floatscope.errors import FAILS, UserError, reason
+from floatscope.errors import LIBRARY_ERRORS, UserError, reason
 from floatscope.lab.adapt.lessons import Batch
 from floatscope.lab.adapt.losses import Forward, answer_loss, diffusion_loss, next_answer_loss, next_token_loss
 from floatscope.lab.adapt.recipe import Recipe
@@ -100,7 +100,7 @@ def _forward(module: Any, share: float, draw: torch.Generator, causal: bool = Fa
             mask = _half_open(tokens, valid, share, draw)
         try:
             logits: Tensor = module(input_ids=tokens, attention_mask=mask, is_causal=causal, use_cache=False).logits
-        except FAILS as error:
+        except LIBRARY_ERRORS as error:
             if share == 1 or isinstance(error, torch.OutOfMemoryError):
                 raise
             named = type(module).__name__

@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from floatscope.analysis import absorption, difference, estimate, floating_index, looks
+from floatscope.analysis import absorption, difference, estimate, floating_index, trace_views
 from floatscope.analysis.floating import THIRDS, tops
 from floatscope.capture.watcher import Watch
 from floatscope.files.atomic import writing
@@ -60,7 +60,7 @@ def observe(
                 return
             with one_thread():
                 traces.append(_answering(each, sample))
-                tables += _masked(each, sample) if model.spec.family == "mdm" else []
+                tables += _masked(each, sample) if model.spec.paradigm == "mdm" else []
             done += 1
             yield Asked(folder.name, done, total, "attention")
         watched.append(traces)
@@ -82,7 +82,7 @@ def read_attention(folder: Path) -> dict[str, Any] | None:
 
 
 def _answering(model: Model, sample: Sample) -> Trace:
-    pace: dict[str, Any] = {} if model.spec.family == "arm" else {"steps": NEW_TOKENS}
+    pace: dict[str, Any] = {} if model.spec.paradigm == "arm" else {"steps": NEW_TOKENS}
     out = decode(
         model,
         prompt_of(sample),
@@ -131,7 +131,7 @@ def _floating(own: list[Trace], *others: list[Trace]) -> dict[str, Any]:
 
 
 def _index(traces: list[Trace]) -> pd.DataFrame:
-    return floating_index(pd.concat([tops(look) for look in looks(traces)], ignore_index=True))
+    return floating_index(pd.concat([tops(look) for look in trace_views(traces)], ignore_index=True))
 
 
 def _masks(twin: pd.DataFrame, *others: pd.DataFrame) -> dict[str, Any]:
@@ -146,9 +146,9 @@ def _masks(twin: pd.DataFrame, *others: pd.DataFrame) -> dict[str, Any]:
 
 def _masked(model: Model, sample: Sample) -> Iterator[pd.DataFrame]:
     """What the top key takes with more and more of the text masked."""
-    assert model.text is not None
+    assert model.tokenizer is not None
     assert model.spec.mask_id is not None
-    ids = model.text.encode(f"{prompt_of(sample)} {sample.answers[0]}", chat=False)
+    ids = model.tokenizer.encode(f"{prompt_of(sample)} {sample.answers[0]}", chat=False)
     order = list(range(1, len(ids)))
     Random(sample.id).shuffle(order)
     for ratio in RATIOS:

@@ -11,16 +11,22 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from floatscope.errors import UserError, unknown
+from floatscope.errors import UserError, unknown_choice
 from floatscope.pipelines.studies.anchors import pin, sinks
 from floatscope.pipelines.studies.heads import dormant, heads
-from floatscope.pipelines.studies.plan import Asked, Plan
+from floatscope.pipelines.studies.plan import StudyInput, StudyPlan
 from floatscope.pipelines.studies.regions import blank
 
-__all__ = ["PLANS", "Asked", "Plan", "check", "options_of", "plan"]
+__all__ = ["PLANS", "StudyInput", "StudyPlan", "check", "options_of", "plan"]
 
 
-PLANS: dict[str, Callable[..., Plan]] = {"sinks": sinks, "pin": pin, "heads": heads, "dormant": dormant, "blank": blank}
+PLANS: dict[str, Callable[..., StudyPlan]] = {
+    "sinks": sinks,
+    "pin": pin,
+    "heads": heads,
+    "dormant": dormant,
+    "blank": blank,
+}
 """The name of a study → the function that plans it; its text and axis are in `analysis.studies`."""
 
 
@@ -29,7 +35,7 @@ def options_of(name: str) -> list[str]:
     return [option for option in inspect.signature(PLANS[name]).parameters if option != "asked"]
 
 
-def plan(name: str, asked: Asked, **options: Any) -> Plan:
+def plan(name: str, asked: StudyInput, **options: Any) -> StudyPlan:
     """What is to be asked of whom. `heads` traces some samples first, into `asked.out`."""
     check(name, options)
     if not asked.samples:
@@ -40,7 +46,7 @@ def plan(name: str, asked: Asked, **options: Any) -> Plan:
 def check(name: str, options: Iterable[str]) -> None:
     """Refuse a study or an option that there is not."""
     if name not in PLANS:
-        raise unknown("study", name, PLANS)
+        raise unknown_choice("study", name, PLANS)
     for option in options:
         if option not in options_of(name):
-            raise unknown(f"option of {name}", option, options_of(name))
+            raise unknown_choice(f"option of {name}", option, options_of(name))

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from floatscope.errors import UserError
-from floatscope.interventions.arm import BASELINE, Arm, arms_of
-from floatscope.pipelines.studies.plan import Asked, Plan, against, number
+from floatscope.interventions.arm import BASELINE, Condition, build_conditions
+from floatscope.pipelines.studies.plan import StudyInput, StudyPlan, against, number
 from floatscope.tasks.sample import Sample
 from floatscope.tasks.stress import points
 from floatscope.tasks.stress.point import Choice, whole
@@ -20,31 +20,31 @@ PINNED = (1, 5)
 DISTRACTORS = 4
 
 
-def sinks(asked: Asked, *, counts: Choice = None, draws: Choice = 3) -> Plan:
+def sinks(asked: StudyInput, *, counts: Choice = None, draws: Choice = 3) -> StudyPlan:
     """The k anchors of every head hidden; as many random keys, and as many of middling lift."""
-    arms, times = [Arm(BASELINE, value=0.0)], number("draws", draws)
+    arms, times = [Condition(BASELINE, value=0.0)], number("draws", draws)
     for k in whole("counts", counts, MASKED, least=1):
         edits, name = f"mask_anchors(k={k})", f"anchors-{k}"
-        _, middle = arms_of(edits, "middle", name=name, value=float(k))
+        _, middle = build_conditions(edits, "middle", name=name, value=float(k))
         arms += against(edits, name, ("anchors", "random"), times, k)
         arms.append(replace(middle, name=f"middle-{k}", control_of="", series="middle"))  # not among the random ones
-    return Plan({"": list(asked.samples)}, arms, [])
+    return StudyPlan({"": list(asked.samples)}, arms, [])
 
 
-def pin(asked: Asked, *, counts: Choice = None, draws: Choice = 1) -> Plan:
+def pin(asked: StudyInput, *, counts: Choice = None, draws: Choice = 1) -> StudyPlan:
     """What the k anchors get goes to those of the first step, or of the first layer; as control, what random keys get.
 
     The questions are asked as they are, among distractors, and with the gold passage at other places.
     """
     conditions, told = _conditions(asked)
-    arms, times = [Arm(BASELINE, value=0.0)], number("draws", draws)
+    arms, times = [Condition(BASELINE, value=0.0)], number("draws", draws)
     for k in whole("counts", counts, PINNED, least=1):
         arms += against(f"pin(k={k})", f"step-0-{k}", ("to step 0", "random to step 0"), times, k)
         arms += against(f"pin(k={k}, layer=0)", f"layer-0-{k}", ("to layer 0", "random to layer 0"), times, k)
-    return Plan(conditions, arms, told)
+    return StudyPlan(conditions, arms, told)
 
 
-def _conditions(asked: Asked) -> tuple[dict[str, list[Sample]], list[str]]:
+def _conditions(asked: StudyInput) -> tuple[dict[str, list[Sample]], list[str]]:
     """The same samples in every condition; a condition that fewer than half of them can take is left out."""
     found: dict[str, dict[str, Sample]] = {"reading": {sample.id: sample for sample in asked.samples}}
     told = []

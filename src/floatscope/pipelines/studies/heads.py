@@ -11,15 +11,15 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from floatscope.analysis.look import looks
+from floatscope.analysis.look import trace_views
 from floatscope.analysis.retrieval import retrieval
 from floatscope.capture.watcher import Watch
 from floatscope.errors import UserError
-from floatscope.interventions.arm import BASELINE, Arm
+from floatscope.interventions.arm import BASELINE, Condition
 from floatscope.interventions.checks import shape_of
-from floatscope.interventions.recipes import edits_of
-from floatscope.pipelines.studies.plan import Asked, Plan, against, number
-from floatscope.pipelines.trace import trace_samples
+from floatscope.interventions.recipes import parse_edits
+from floatscope.pipelines.studies.plan import StudyInput, StudyPlan, against, number
+from floatscope.pipelines.trace import plan_trace
 from floatscope.tasks.sample import Sample
 from floatscope.tasks.stress.point import Choice, chosen, one, whole
 from floatscope.traces import open_run
@@ -33,7 +33,7 @@ SCORES = ("wu_set", "wu_count", "active", "mass")
 Head = tuple[int, int]  # layer, head
 
 
-def heads(asked: Asked, *, counts: Choice = None, draws: Choice = 3, score: Choice = "wu_set") -> Plan:
+def heads(asked: StudyInput, *, counts: Choice = None, draws: Choice = 3, score: Choice = "wu_set") -> StudyPlan:
     """The K heads that retrieve most, zeroed; as control as many others of the same layers."""
     wanted, times = whole("counts", counts, ZEROED, least=1), number("draws", draws)
     by = one("score", chosen("score", score, SCORES))
@@ -54,19 +54,19 @@ def heads(asked: Asked, *, counts: Choice = None, draws: Choice = 3, score: Choi
         told.append(f"without {rest} heads: they would be more than half of a layer, and too few left for a control")
     if copying < able[-1]:
         told.append(f"only {copying} heads have any {by}; behind them stand those with most mass on the evidence")
-    arms = [Arm(BASELINE, value=0.0)]
+    arms = [Condition(BASELINE, value=0.0)]
     for k in able:
         pairs, lines = f"zero_heads(pairs={order[:k]})", ("retrieval heads", "random heads")
         arms += against(pairs, f"heads-{k}", lines, times, k, width)
-    return Plan({"": others}, arms, told)
+    return StudyPlan({"": others}, arms, told)
 
 
-def ranked_heads(asked: Asked, samples: Sequence[Sample], by: str) -> pd.DataFrame:
+def ranked_heads(asked: StudyInput, samples: Sequence[Sample], by: str) -> pd.DataFrame:
     """A row per head, the most retrieving first; of equals that with more mass on the evidence."""
     items = asked.posed(samples)
     prompts = {item.sample.id: item.prompt for item in items}
     settings = {name: value for name, value in asked.settings.items() if name != "prompt"}
-    tracing = trace_samples(
+    tracing = plan_trace(
         asked.model,
         [item.sample for item in items],
         asked.out / TRACED,
@@ -77,23 +77,23 @@ def ranked_heads(asked: Asked, samples: Sequence[Sample], by: str) -> pd.DataFra
     )
     for _ in tracing:
         pass
-    table = pd.concat(retrieval(look) for look in looks(open_run(tracing.path)))
+    table = pd.concat(retrieval(look) for look in trace_views(open_run(tracing.path)))
     scores = list(dict.fromkeys((by, "mass")))
     means = table.groupby(["layer", "head"])[scores].mean().fillna(0.0).reset_index()
     return means.sort_values(scores, ascending=False, kind="stable").astype({"layer": int, "head": int})
 
 
-def dormant(asked: Asked, *, layers: Choice = None) -> Plan:
+def dormant(asked: StudyInput, *, layers: Choice = None) -> StudyPlan:
     """Every head zeroed alone, of all layers or of some."""
     depth, width = shape_of(asked.model)
     if depth is None or width is None:
         raise UserError(f"{asked.model.spec.name} does not tell how many layers and heads it has; see zero_heads")
-    arms = [Arm(BASELINE)]
+    arms = [Condition(BASELINE)]
     for layer in whole("layers", layers, range(depth)):
         for head in range(width):
-            edits = edits_of(f"zero_heads(pairs=[({layer}, {head})])")
-            arms.append(Arm(f"head-{layer}-{head}", edits, value=float(head), series=f"layer {layer}"))
-    return Plan({"": list(asked.samples)}, arms, [])
+            edits = parse_edits(f"zero_heads(pairs=[({layer}, {head})])")
+            arms.append(Condition(f"head-{layer}-{head}", edits, value=float(head), series=f"layer {layer}"))
+    return StudyPlan({"": list(asked.samples)}, arms, [])
 
 
 def _apart(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from floatscope.interventions.arm import Arm, arms_of
+from floatscope.interventions.arm import Condition, build_conditions
 from floatscope.models.model import Model
-from floatscope.pipelines.asking import Item
-from floatscope.pipelines.posing import Ask, posed
+from floatscope.pipelines.asking import PromptItem
+from floatscope.pipelines.posing import PromptConfig, build_items
 from floatscope.sampling.settings import resolve_sampling
 from floatscope.tasks.sample import Sample
 from floatscope.tasks.stress.point import Choice, one, whole
@@ -18,7 +18,7 @@ from floatscope.tasks.template import template
 
 
 @dataclass(frozen=True)
-class Asked:
+class StudyInput:
     """Who is asked what, and how."""
 
     model: Model
@@ -27,19 +27,21 @@ class Asked:
     seed: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)  # those of `evaluate`
 
-    def posed(self, samples: Sequence[Sample]) -> list[Item]:
+    def posed(self, samples: Sequence[Sample]) -> list[PromptItem]:
         """The samples as the model will read them."""
         told = self.settings
-        new = resolve_sampling(self.model.spec.family, told.get("preset"), new_tokens=told.get("new_tokens")).new_tokens
-        ask = Ask(template(told.get("prompt", "default")))
-        return posed(self.model, samples, ask, told.get("chat"), new, self.seed)[0]
+        new = resolve_sampling(
+            self.model.spec.paradigm, told.get("preset"), new_tokens=told.get("new_tokens")
+        ).new_tokens
+        ask = PromptConfig(template(told.get("prompt", "default")))
+        return build_items(self.model, samples, ask, told.get("chat"), new, self.seed)[0]
 
 
 @dataclass(frozen=True)
-class Plan:
-    conditions: dict[str, list[Sample]]  # "": the only one
-    arms: list[Arm]  # asked in every condition; the first is the baseline
-    told: list[str]  # what is left out, in sentences
+class StudyPlan:
+    subsets: dict[str, list[Sample]]  # "": the only one
+    conditions: list[Condition]  # asked in every condition; the first is the baseline
+    notes: list[str]  # what is left out, in sentences
 
 
 def number(option: str, given: Choice) -> int:
@@ -48,8 +50,8 @@ def number(option: str, given: Choice) -> int:
 
 def against(
     edits: str, name: str, series: tuple[str, str], draws: int, value: int | None = None, heads: int | None = None
-) -> list[Arm]:
+) -> list[Condition]:
     """The edited arm and its random controls, each on a line of their own."""
     place = None if value is None else float(value)
-    edited, *controls = arms_of(edits, "random", draws, heads, name, value=place)
+    edited, *controls = build_conditions(edits, "random", draws, heads, name, value=place)
     return [replace(edited, series=series[0]), *(replace(arm, series=series[1]) for arm in controls)]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from floatscope.analysis.detectors import Detector
-from floatscope.analysis.look import Look
+from floatscope.analysis.look import TraceView
 from floatscope.reports.charts import Chart, Map, Section
 from floatscope.reports.paper.parts import Read, anchors_of, ends, notes, shared_sample
 from floatscope.reports.sections.floating import map_of_steps
@@ -21,7 +21,7 @@ def temporal_drift(read: Sequence[Read], detector: Detector) -> Section:
     sample = shared_sample(runs)
     for each in read:
         if each.run.has("tops"):
-            look = Look(each.run.run.trace(sample or each.run.run.done[0]), detector)
+            look = TraceView(each.run.run.trace(sample or each.run.run.done[0]), detector)
             charts += [_with_anchors(look, each.run.label, layer) for layer in ends(look.layers)]
             charts += each.means
     lone = [each.run.label for each in read if not each.means and each.run.has("tops")]
@@ -52,7 +52,7 @@ def temporal_drift(read: Sequence[Read], detector: Detector) -> Section:
     )
 
 
-def _with_anchors(look: Look, label: str, layer: int) -> Map:
+def _with_anchors(look: TraceView, label: str, layer: int) -> Map:
     """The map of a canvas, and its anchors where the detector can fire."""
     drawn = map_of_steps(look.trace, label, layer)
     found = np.argwhere(anchors_of(look)[:, look.layers.tolist().index(layer)])

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from floatscope.analysis.asked import PLACES
-from floatscope.analysis.measure import Measured
+from floatscope.analysis.measure import RunTables
 from floatscope.reports.charts import Chart, Lines, Map, Section
 from floatscope.reports.compared import Compared
 from floatscope.reports.paper.parts import Read, notes
@@ -66,9 +66,9 @@ def _lines_of_gold(read: Sequence[Read], place: str) -> Lines:
 def _only(run: Compared, name: str, samples: Collection[str]) -> Compared:
     """The run as if it had these samples and this table alone."""
 
-    def cut(measured: Measured) -> Measured:
+    def cut(measured: RunTables) -> RunTables:
         table = measured.tables[name]
-        return Measured({name: table[table["sample"].isin(samples)]}, {})
+        return RunTables({name: table[table["sample"].isin(samples)]}, {})
 
     controls = [cut(control) for control in run.controls if name in control.tables]
     return replace(run, measured=cut(run.measured), controls=controls)

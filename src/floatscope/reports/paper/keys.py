@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from floatscope.analysis.detectors import Detector
-from floatscope.analysis.look import Look
+from floatscope.analysis.look import TraceView
 from floatscope.analysis.qk import COMPARED, key_z
 from floatscope.reports.charts import Chart, Map, Mark, Section
 from floatscope.reports.compared import Compared
@@ -25,7 +25,7 @@ def decomposition(runs: Sequence[Compared], detector: Detector) -> Section:
     sample = shared_sample(runs)
     charts, short = list[Chart](), list[str]()
     for run in runs:
-        look = Look(run.run.trace(sample or run.run.done[0]), detector)
+        look = TraceView(run.run.trace(sample or run.run.done[0]), detector)
         if "key_stats" in look.trace.arrays and run.has("tops"):
             maps = list(_maps_of_keys(look, run.label))
             charts += maps
@@ -60,7 +60,7 @@ def decomposition(runs: Sequence[Compared], detector: Detector) -> Section:
     )
 
 
-def _maps_of_keys(look: Look, label: str) -> Iterator[Map]:
+def _maps_of_keys(look: TraceView, label: str) -> Iterator[Map]:
     """Keys across; score, angle and norm down, at the middle of the steps that have all rows: a map for the first, the
     middle and the last layer that has a z-score."""
     whole = np.flatnonzero(look.whole)
@@ -77,7 +77,7 @@ def _maps_of_keys(look: Look, label: str) -> Iterator[Map]:
         yield Map(title, "key", "z-score of", values, x, list(COMPARED), marks, "z", label, bounds=(-FAR, FAR))
 
 
-def _named(look: Look, step: int, keys: np.ndarray) -> str:
+def _named(look: TraceView, step: int, keys: np.ndarray) -> str:
     """The anchors by place and token, the first of many."""
     if not len(keys):
         return "no anchors"

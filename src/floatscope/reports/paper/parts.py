@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from floatscope.analysis.look import Look, argmax
+from floatscope.analysis.look import TraceView, argmax
 from floatscope.errors import UserError
 from floatscope.reports.charts import Chart, Map, Mark, Table
 from floatscope.reports.compared import Compared
@@ -72,7 +72,7 @@ def ends(layers: np.ndarray) -> list[int]:
     return sorted({int(layers[0]), int(layers[-1])})
 
 
-def anchors_of(look: Look) -> np.ndarray:
+def anchors_of(look: TraceView) -> np.ndarray:
     """None where the detector cannot fire; why is said on the page."""
     try:
         return look.anchors

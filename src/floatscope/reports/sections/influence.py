@@ -20,7 +20,7 @@ def influence(runs: Sequence[Compared], detector: Detector) -> Section:
         lines(runs, "Influence and what deciding rows take", RANKS, "influence", "contribution", **NONE),
         lines(runs, "Influence and the attention of all rows", RANKS, "influence", "received_all", **NONE),
     ]
-    without = [run.label for run in runs if not run.has("influence") and "influence" not in run.measured.lacking]
+    without = [run.label for run in runs if not run.has("influence") and "influence" not in run.measured.missing]
     left_out = f"\n\nNot shown for {listed(without)}: traced without --influence." if without else ""
     return section(
         "influence",

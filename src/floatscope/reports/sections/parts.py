@@ -23,7 +23,7 @@ def section(
     id: str, title: str, shows: str, computed: str, runs: Sequence[Compared], charts: Sequence[Chart], table: str
 ) -> Section:
     """Empty charts are left out; what a run lacks is said."""
-    reasons = {f"{run.label}: {run.measured.lacking[table]}" for run in runs if table in run.measured.lacking}
+    reasons = {f"{run.label}: {run.measured.missing[table]}" for run in runs if table in run.measured.missing}
     lacking = "".join(f"\n\nNot shown for {reason}." for reason in sorted(reasons))
     n = ", ".join(f"{run.label} {len(run.run.done)}" for run in runs)
     kept = [chart for chart in charts if not _empty(chart)]

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from floatscope.errors import UserError, unknown
+from floatscope.errors import UserError, unknown_choice
 from floatscope.tasks.formats import lost, multihop, own, paper, poisoned, squad
 from floatscope.tasks.formats.fields import brief
 from floatscope.tasks.sample import Sample
@@ -49,7 +49,7 @@ def named(name: str) -> Format:
     for format in FORMATS:
         if format.name == name:
             return format
-    raise unknown("format", name, [format.name for format in FORMATS])
+    raise unknown_choice("format", name, [format.name for format in FORMATS])
 
 
 def detect(told: Told) -> Format:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from floatscope.errors import UserError, unknown
+from floatscope.errors import UserError, unknown_choice
 from floatscope.tasks.formats.fields import Told, brief, find, flag, text, title
 from floatscope.tasks.sample import Passage, Sample
 
@@ -55,7 +55,7 @@ def _passage(told: Any, place: int, answers: tuple[str, ...]) -> Passage:
         if not isinstance(told, dict):
             raise UserError('it must be an object with a "text"')
         if strange := [name for name in told if name not in PASSAGE]:
-            raise unknown("field", brief(strange[0]), PASSAGE)
+            raise unknown_choice("field", brief(strange[0]), PASSAGE)
         named, words, gold = title(told), text(told, "text"), flag(told, "gold")
         evidence = told.get("evidence", find(words, answers) if gold else ())
         if not isinstance(evidence, list | tuple) or not all(_is_span(span, len(words)) for span in evidence):

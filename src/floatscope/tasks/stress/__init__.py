@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from floatscope.errors import UserError, unknown
+from floatscope.errors import UserError, unknown_choice
 from floatscope.tasks.sample import Sample
 from floatscope.tasks.stress.asked import masks, query, shots
 from floatscope.tasks.stress.dirty import dirty
@@ -84,10 +84,10 @@ KINDS = {
 def points(kind: str, samples: Sequence[Sample], *, seed: int = 0, **options: Any) -> list[Point]:
     """The points of a sweep. A sample that cannot take part in one of them is in none, and counted in `left_out`."""
     if kind not in KINDS:
-        raise unknown("stress", kind, KINDS)
+        raise unknown_choice("stress", kind, KINDS)
     for name in options:
         if name not in KINDS[kind].options:
-            raise unknown(f"option of {kind}", name, KINDS[kind].options)
+            raise unknown_choice(f"option of {kind}", name, KINDS[kind].options)
     if not samples:
         raise UserError("there are no samples to put under stress; give one or more")
     if twice := [id for id, count in Counter(sample.id for sample in samples).items() if count > 1]:

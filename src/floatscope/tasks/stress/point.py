@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, TypeVar
 
-from floatscope.errors import UserError, unknown
+from floatscope.errors import UserError, unknown_choice
 from floatscope.tasks.sample import Passage, Sample
 
 Number = int | float
@@ -91,7 +91,7 @@ def chosen(what: str, given: Choice, allowed: Iterable[str]) -> list[str]:
     picked = [str(name) for name in _several(given)]
     for name in picked:
         if name not in names:
-            raise unknown(what, name, names)
+            raise unknown_choice(what, name, names)
     return _distinct(what, picked)
 
 
