@@ -1,13 +1,13 @@
-"""How fast an adaptation learns, beside the least it could take: a network of SmolLM2's shape with random weights.
+"""Training speed of an adaptation, beside a bare forward and backward: SmolLM2's shape with random weights.
 
     python benchmarks/adapt_speed.py --device cuda
     python benchmarks/adapt_speed.py --shape tiny                # to try it on a CPU
 
-forward       forward and backward of the base on the same rows, all weights learnt, no loss but a mean
+forward       forward and backward of the base on the same rows, all weights trainable, a mean as the loss
 eager         steps of `floatscope adapt`, rank 32
-compiled      the same with compiled layers, as it runs on a GPU
+compiled      the same with compiled layers, as on a GPU
 
-Told are tokens a second, text and questions together, over the last half of the steps, and the most memory.
+The table has tokens per second, text and questions together, over the last half of the steps, and the peak memory.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import torch
 from watch_cost import commit, machine
 
 from floatscope.lab.adapt import train
-from floatscope.lab.adapt.lessons import ANSWER, PAD, PROMPT, TAIL, Batch
-from floatscope.lab.adapt.low_rank import learn
+from floatscope.lab.adapt.examples import ANSWER, PAD, PROMPT, TAIL, Batch
+from floatscope.lab.adapt.lora import make_trainable
 from floatscope.lab.adapt.recipe import Recipe
 from floatscope.lab.training.progress import Progress
 
@@ -37,8 +37,8 @@ SHAPES = {
 MASK = 16
 
 
-def batches(recipe: Recipe, vocabulary: int) -> Iterator[Batch]:
-    """Rows of random tokens; questions fill three quarters of theirs."""
+def make_batches(recipe: Recipe, vocabulary: int) -> Iterator[Batch]:
+    """Yield rows of random tokens; questions fill three quarters of their rows."""
     rng = np.random.default_rng(0)
     for length in itertools.cycle(recipe.lengths):
         text = rng.integers(20, vocabulary, (recipe.tokens // recipe.length, recipe.length), np.int32)
@@ -49,19 +49,21 @@ def batches(recipe: Recipe, vocabulary: int) -> Iterator[Batch]:
         yield Batch(text, tokens, roles)
 
 
-def network(shape: str, device: str) -> Any:
+def build_network(shape: str, device: str) -> Any:
+    """Return a Llama with random weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     return LlamaForCausalLM(LlamaConfig(**SHAPES[shape], tie_word_embeddings=True)).to(device)
 
 
-def measure(what: str, shape: str, device: str, recipe: Recipe) -> tuple[float, float]:
-    module, rows = network(shape, device), batches(recipe, SHAPES[shape]["vocab_size"])
+def measure_speed(variant: str, shape: str, device: str, recipe: Recipe) -> tuple[float, float]:
+    """Return tokens per second, and GiB of peak memory."""
+    module, rows = build_network(shape, device), make_batches(recipe, SHAPES[shape]["vocab_size"])
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     times = []
-    if what == "forward":
+    if variant == "forward":
         for _, batch in zip(range(recipe.steps), rows, strict=False):
             for part in (batch.text, batch.tokens):
                 tokens = torch.from_numpy(part.astype("int64")).to(device)
@@ -69,25 +71,28 @@ def measure(what: str, shape: str, device: str, recipe: Recipe) -> tuple[float, 
                     loss = module(tokens, is_causal=False, use_cache=False).logits.mean()
                 loss.backward()
             module.zero_grad()
-            times.append(_now(device))
+            times.append(_synchronized_time(device))
     else:
-        learn(module, MASK, recipe.rank)
-        optimizer = train.optimizer_for(module, recipe)
-        train.EVERY = 1
-        for _ in train.train_steps(module, optimizer, recipe, rows, Progress(0, []), lambda: False, what == "compiled"):
-            times.append(_now(device))
+        make_trainable(module, MASK, recipe.rank)
+        optimizer = train.build_optimizer(module, recipe)
+        train.LOG_EVERY = 1
+        for _ in train.train_steps(
+            module, optimizer, recipe, rows, Progress(0, []), lambda: False, variant == "compiled"
+        ):
+            times.append(_synchronized_time(device))
     half = len(times) // 2
     speed = 2 * recipe.tokens * (len(times) - 1 - half) / (times[-1] - times[half])
     return speed, torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else float("nan")
 
 
-def _now(device: str) -> float:
+def _synchronized_time(device: str) -> float:
     if device == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
 def main() -> None:
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--shape", choices=SHAPES, default="smollm2" if torch.cuda.is_available() else "tiny")
@@ -95,12 +100,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=24)
     args = parser.parse_args()
     recipe = Recipe(steps=args.steps, tokens=args.tokens, mask_id=MASK)
-    kinds = ["forward", "eager", *(["compiled"] if args.device == "cuda" else [])]
-    print(f"{machine(args.device)}, commit {commit()}, shape {args.shape}, {args.tokens:,} tokens of each kind a step")
+    variants = ["forward", "eager", *(["compiled"] if args.device == "cuda" else [])]
+    print(
+        f"{machine(args.device)}, commit {commit()}, shape {args.shape}, {args.tokens:,} tokens of each kind per step"
+    )
     print("| | ktok/s | of forward | GiB |\n|---|---:|---:|---:|")
-    found = {kind: measure(kind, args.shape, args.device, recipe) for kind in kinds}
-    for kind, (speed, memory) in found.items():
-        print(f"| {kind} | {speed / 1e3:,.0f} | {speed / found['forward'][0]:.2f} | {memory:.1f} |")
+    results = {v: measure_speed(v, args.shape, args.device, recipe) for v in variants}
+    for variant, (speed, memory) in results.items():
+        print(f"| {variant} | {speed / 1e3:,.0f} | {speed / results['forward'][0]:.2f} | {memory:.1f} |")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""How long it takes to analyse a run: all tables of `measure`, in one pass over it.
+"""Time and memory of analysing a run: all tables of `analyse`, in one pass.
 
     python benchmarks/analysis_speed.py                     # 64 samples, 32 steps, 32 layers of 32 heads, T = 1024
     python benchmarks/analysis_speed.py --samples 8 --profile
 
-The run is made up (moving anchors, real sizes) and written to a temporary folder first, by another process, so that the
-peak memory is that of the analysis. Reading includes comparing every file with its digest. Seconds of the CPU are those
-of this process, whatever else runs on the machine.
+The run is synthetic (moving anchors, realistic sizes). Another process writes it to a temporary folder first, so that
+the peak memory is that of the analysis. Reading includes the check of every file's digest. CPU seconds are those of
+this process, whatever else runs on the machine.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from typing import Any
 import numpy as np
 from watch_cost import commit, machine
 
-from floatscope.analysis import build_tables
+from floatscope.analysis import analyse
 from floatscope.files.sizes import format_size
 from floatscope.schema import FIELDS, GROUPS, RANKS, State, fields_at_level
 from floatscope.traces import Trace, create_run, forecast, open_run
-from floatscope.traces.layout import COORDS, TRACE_FIELDS, stored_axes
+from floatscope.traces.trace_fields import COORDS, TRACE_FIELDS, stored_axes
 
 T, STEPS, LAYERS, HEADS, NEW = 1024, 32, 32, 32, 32
 PARTS = ("template", *(f"document {k}" for k in range(1, 6)), "question", "answer")
@@ -38,14 +38,15 @@ GOAL = "60 s and 4 GB for 64 samples"
 
 
 def main() -> None:
+    """Print the times and the peak memory."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=64)
-    parser.add_argument("--profile", action="store_true", help="what the time goes to")
-    parser.add_argument("--json", type=Path, help="write the figures there too")
+    parser.add_argument("--profile", action="store_true", help="print a profile")
+    parser.add_argument("--json", type=Path, help="also write the results to this file")
     parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.write:
-        write(args.write, args.samples)
+        write_run(args.write, args.samples)
         return
     size = forecast(
         samples=args.samples, steps=STEPS, layers=LAYERS, heads=HEADS, keys=T, regions=len(REGIONS), commits=NEW
@@ -54,61 +55,63 @@ def main() -> None:
         f"{machine('cpu')}, commit {commit()}; {args.samples} samples, {format_size(size.total)} of traces", flush=True
     )
     with tempfile.TemporaryDirectory() as folder:
-        own = [sys.executable, __file__, "--write", folder, "--samples", str(args.samples)]
-        subprocess.run(own, check=True)
-        told = analyse(Path(folder), args.profile)
-    for row in told["at"]:
+        command = [sys.executable, __file__, "--write", folder, "--samples", str(args.samples)]
+        subprocess.run(command, check=True)
+        result = measure_analysis(Path(folder), args.profile)
+    for row in result["at"]:
         print(f"{row['samples']:3} samples: {row['seconds']:.1f} s")
-    print(f"{told['cpu']:.1f} s of the CPU; reading took {told['reading']:.1f} s of the time")
-    print(f"peak memory {told['peak_mib']:.0f} MiB; goal: {GOAL}")
+    print(f"{result['cpu']:.1f} s of CPU time; reading took {result['reading']:.1f} s")
+    print(f"peak memory {result['peak_mib']:.0f} MiB; goal: {GOAL}")
     if args.json:
-        args.json.write_text(json.dumps({"machine": machine("cpu"), "commit": commit(), **told}, indent=1))
+        args.json.write_text(json.dumps({"machine": machine("cpu"), "commit": commit(), **result}, indent=1))
 
 
-def analyse(folder: Path, profile: bool) -> dict[str, Any]:
+def measure_analysis(folder: Path, profile: bool) -> dict[str, Any]:
+    """Return times by number of samples, CPU and reading seconds, peak memory, and rows per table."""
     run = open_run(folder)
-    reading, at = 0.0, []
+    reading, times = 0.0, []
 
     def traces() -> Any:
         nonlocal reading
-        for sample in run.done:
+        for sample in run.finished:
             start = time.perf_counter()
             trace = run.trace(sample)
             reading += time.perf_counter() - start
             yield trace
 
-    def told(_: str) -> None:
-        at.append(time.perf_counter() - began)
+    def record_time(_: str) -> None:
+        times.append(time.perf_counter() - began)
 
-    watched = cProfile.Profile(time.process_time)
+    profiler = cProfile.Profile(time.process_time)
     began, cpu = time.perf_counter(), time.process_time()
     if profile:
-        watched.enable()
-    measured = build_tables(traces(), told=told)
+        profiler.enable()
+    tables = analyse(traces(), on_progress=record_time)
     if profile:
-        watched.disable()
-        pstats.Stats(watched).sort_stats("cumulative").print_stats(40)
+        profiler.disable()
+        pstats.Stats(profiler).sort_stats("cumulative").print_stats(40)
     cpu = time.process_time() - cpu
-    assert not measured.missing, measured.missing
-    marks = sorted({len(at) // 4, len(at) // 2, len(at)} - {0})
+    assert not tables.missing, tables.missing
+    marks = sorted({len(times) // 4, len(times) // 2, len(times)} - {0})
     return {
-        "at": [{"samples": n, "seconds": at[n - 1]} for n in marks],
+        "at": [{"samples": n, "seconds": times[n - 1]} for n in marks],
         "cpu": cpu,
         "reading": reading,
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "rows": {name: len(table) for name, table in measured.tables.items()},
+        "rows": {name: len(table) for name, table in tables.tables.items()},
     }
 
 
-def write(folder: Path, samples: int) -> None:
+def write_run(folder: Path, samples: int) -> None:
+    """Write a synthetic run."""
     names = [f"sample-{i}" for i in range(samples)]
     with create_run(folder, {}, names, resume=True) as run:
         for seed, name in enumerate(names):
-            run.write(made_up(name, np.random.default_rng(seed)))
+            run.write(make_trace(name, np.random.default_rng(seed)))
 
 
-def made_up(sample: str, rng: np.random.Generator) -> Trace:
-    """Full attention with an anchor in each layer that stays for a few steps; what no analysis reads is zeros."""
+def make_trace(sample: str, rng: np.random.Generator) -> Trace:
+    """Return a trace with an anchor in each layer that lasts a few steps; fields that no analysis reads are zero."""
     sizes = {"step": STEPS, "layer": LAYERS, "head": HEADS, "key": T, "rank": RANKS, "commit": NEW, "visibility": 1}
     sizes |= {"region": len(REGIONS), "key_region": len(REGIONS), "position": T}
     sizes |= {axis: len(names) for axis, names in COORDS.items()}
@@ -134,7 +137,7 @@ def made_up(sample: str, rng: np.random.Generator) -> Trace:
     np.put_along_axis(received, np.broadcast_to(path[..., None, None], (*received.shape[:3], 1)), 400.0, -1)
     arrays["received"][:] = received / received.sum(-1, keepdims=True)
     arrays["uniform"][:], arrays["eligible"][:] = 1 / T, 1
-    arrays["seen"][:] = np.stack([np.full(STEPS, T), NEW - step, step, np.ones(STEPS)], -1)[:, None, :, None]
+    arrays["visible_rows"][:] = np.stack([np.full(STEPS, T), NEW - step, step, np.ones(STEPS)], -1)[:, None, :, None]
     arrays["top_key"][:] = rng.integers(0, T, arrays["top_key"].shape, np.int32)
     arrays["top"][:] = rng.random(arrays["top"].shape, np.float32) * 10
     arrays["moments"][..., 0], arrays["moments"][..., 1], arrays["moments"][..., 2] = T, T, 4 * T
@@ -142,11 +145,11 @@ def made_up(sample: str, rng: np.random.Generator) -> Trace:
     arrays["key_stats"][:] = rng.random(arrays["key_stats"].shape, np.float32)
     arrays["contribution"][:] = arrays["received"] * rng.random(arrays["received"].shape, np.float32)
     arrays["row_key"][:] = rng.integers(0, T, arrays["row_key"].shape, np.int32)
-    for name in ("turned", "residual", "row_mass", "row_regions", "regions", "rollout"):
+    for name in ("score_at_mean_direction", "residual", "row_mass", "row_regions", "regions", "rollout"):
         arrays[name][:] = rng.random(arrays[name].shape, np.float32) / len(REGIONS)
 
     pieces = {str(i): ("\n", " .", "", " word")[i % 4] for i in [*text.tolist(), 126_336]}
-    meta = {"family": "mdm", "rows": "all", "pieces": pieces, "special": {"mask": 126_336}, "special_ids": [126_336]}
+    meta = {"paradigm": "mdm", "rows": "all", "pieces": pieces, "special": {"mask": 126_336}, "special_ids": [126_336]}
     coords = {**COORDS, "region": REGIONS, "key_region": REGIONS}
     return Trace(sample, arrays, axes, coords, meta)
 

@@ -1,16 +1,16 @@
-"""How fast decoding is: a masked diffusion model and a causal one, batched and one by one, and what the loop adds.
+"""Decoding speed of a masked diffusion model and a causal one, batched and one by one, and the overhead of the loop.
 
-    python benchmarks/decode_speed.py                    # here: CUDA if there is one (8B shape), else the CPU (7M)
+    python benchmarks/decode_speed.py                    # CUDA if there is one (8B shape), else the CPU (7M)
     python benchmarks/decode_speed.py --json out.json
 
 MDM      prompts of 512 tokens (32 at a time, on a CPU 8), 32 new tokens in 32 steps, by confidence; `ragged`: prompts
          of 256 to 512 tokens
 ARM      the same prompts, 32 new tokens with the cache
-share    floating-point operations of the forwards (linear layers, attention, the logits that are asked for) over the
-         time of the decoding, divided by the rate of one large matrix product measured in the same run
-loop     the part of the time in which no forward runs
-memory   in use while 200 prompts are decoded under watch
-agree    bf16 (CPU: fp32) batches of unequal prompts against the same prompts one by one: tokens that are the same
+share    floating-point operations of the forwards (linear layers, attention, the requested logits) over the decoding
+         time, divided by the rate of one large matrix product in the same run
+loop     the part of the time outside the forwards
+memory   in use while 200 prompts are decoded with tracing
+agree    share of identical tokens between bf16 (CPU: fp32) batches of unequal prompts and the same prompts one by one
 
 The model has random weights: time does not depend on their values, and nothing is downloaded.
 """
@@ -30,7 +30,8 @@ import torch
 from watch_cost import build, commit, machine
 
 from floatscope.capture.watcher import Watch
-from floatscope.models.model import Model, ModelSpec
+from floatscope.models.model import Model
+from floatscope.models.spec import ModelSpec
 from floatscope.pipelines.decode import Decoding, decode
 
 PROMPT, NEW = 512, 32
@@ -40,6 +41,8 @@ SINGLES = {"cuda": 3, "cpu": 2}
 
 
 class Bench:
+    """A model with random weights, opened as an MDM and as an ARM."""
+
     def __init__(self, device: str) -> None:
         self.device, self.module = device, build(device)
         self.vocabulary = self.module.config.vocab_size
@@ -47,18 +50,19 @@ class Bench:
             "MDM": Model(self.module, ModelSpec("mdm", "mdm", self.vocabulary - 1)),
             "ARM": Model(self.module, ModelSpec("arm", "arm", None, shift=True)),
         }
-        self.rate = self.matrix_product()
+        self.rate = self.measure_matrix_product()
 
-    def prompts(self, count: int, seed: int, ragged: bool = False) -> list[list[int]]:
-        draw = torch.Generator().manual_seed(seed)
-        lengths = torch.randint(PROMPT // 2, PROMPT + 1, (count,), generator=draw) if ragged else [PROMPT] * count
-        return [torch.randint(self.vocabulary - 1, (int(n),), generator=draw).tolist() for n in lengths]
+    def make_prompts(self, count: int, seed: int, ragged: bool = False) -> list[list[int]]:
+        """Return prompts of random tokens."""
+        rng = torch.Generator().manual_seed(seed)
+        lengths = torch.randint(PROMPT // 2, PROMPT + 1, (count,), generator=rng) if ragged else [PROMPT] * count
+        return [torch.randint(self.vocabulary - 1, (int(n),), generator=rng).tolist() for n in lengths]
 
     def decode(
         self, kind: str, prompts: list[list[int]], watch: Watch | None = None, steps: int | None = None
     ) -> tuple[Decoding, float, float]:
-        """The decoding, its seconds, and the part of them outside the forwards."""
-        clock, steps = Clock(self.module, self.device), steps or NEW
+        """Return the decoding, its seconds, and the share of them outside the forwards."""
+        clock, steps = ForwardClock(self.module, self.device), steps or NEW
         extra = {"steps": steps, "new_tokens": NEW} if kind == "MDM" else {"stop": False, "new_tokens": steps}
         began = self.now()
         with clock:
@@ -68,12 +72,13 @@ class Bench:
         return out, seconds, 1 - clock.seconds / seconds
 
     def now(self) -> float:
+        """Return the time after all kernels have finished."""
         if self.device == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter()
 
-    def matrix_product(self) -> float:
-        """Floating-point operations per second of one large matrix product in the model's dtype."""
+    def measure_matrix_product(self) -> float:
+        """Return the floating-point operations per second of one large matrix product in the model's dtype."""
         n = 8192 if self.device == "cuda" else 1536
         a = torch.randn(n, n, device=self.device, dtype=self.module.dtype)
         b = torch.randn(n, n, device=self.device, dtype=self.module.dtype)
@@ -85,8 +90,8 @@ class Bench:
             times.append((self.now() - began) / 5)
         return 2 * n**3 / statistics.median(times[2:])
 
-    def operations(self, prompts: list[list[int]]) -> float:
-        """Of all forwards of a masked diffusion decoding; padding is not counted."""
+    def count_operations(self, prompts: list[list[int]]) -> float:
+        """Return the operations of all forwards of a masked diffusion decoding, without padding."""
         c = self.module.config
         linear = sum(p.numel() for name, p in self.module.named_parameters() if p.ndim == 2 and "layers" in name)
         total = 0.0
@@ -96,8 +101,8 @@ class Bench:
         return total
 
 
-class Clock:
-    """Time spent inside the module's forward."""
+class ForwardClock:
+    """Measures the time spent in the module's forward."""
 
     def __init__(self, module: torch.nn.Module, device: str) -> None:
         self.module, self.cuda = module, device == "cuda"
@@ -129,84 +134,102 @@ class Clock:
 
     @property
     def seconds(self) -> float:
+        """Seconds in forwards so far."""
         return sum(a.elapsed_time(b) for a, b in self.events) / 1e3 if self.cuda else self.spent
 
 
-def speed(bench: Bench) -> list[dict[str, Any]]:
+def measure_speed(bench: Bench) -> list[dict[str, Any]]:
+    """Return a row for each paradigm and kind of batch."""
     batch, rows = BATCH[bench.device], []
     for kind in ("MDM", "ARM"):
         batches = {
-            f"batch of {batch}": bench.prompts(batch, 0),
-            f"batch of {batch}, ragged": bench.prompts(batch, 1, True),
+            f"batch of {batch}": bench.make_prompts(batch, 0),
+            f"batch of {batch}, ragged": bench.make_prompts(batch, 1, True),
         }
-        for what, prompts in batches.items():
-            bench.decode(kind, prompts, steps=2)  # warm
-            rows.append(
-                row(bench, kind, what, prompts, [bench.decode(kind, prompts) for _ in range(ROUNDS[bench.device])])
-            )
-        singles = bench.prompts(SINGLES[bench.device], 2)
+        for variant, prompts in batches.items():
+            bench.decode(kind, prompts, steps=2)  # warm-up
+            runs = [bench.decode(kind, prompts) for _ in range(ROUNDS[bench.device])]
+            rows.append(make_row(bench, kind, variant, prompts, runs))
+        singles = bench.make_prompts(SINGLES[bench.device], 2)
         bench.decode(kind, singles[:1], steps=2)
-        rows.append(row(bench, kind, "one by one", singles[:1], [bench.decode(kind, [prompt]) for prompt in singles]))
+        runs = [bench.decode(kind, [prompt]) for prompt in singles]
+        rows.append(make_row(bench, kind, "one by one", singles[:1], runs))
     return rows
 
 
-def row(
-    bench: Bench, kind: str, what: str, prompts: list[list[int]], runs: list[tuple[Decoding, float, float]]
+def make_row(
+    bench: Bench, kind: str, variant: str, prompts: list[list[int]], runs: list[tuple[Decoding, float, float]]
 ) -> dict[str, Any]:
+    """Return the rates of the median run."""
     seconds, loop = statistics.median(s for _, s, _ in runs), statistics.median(outside for *_, outside in runs)
-    found = {"model": kind, "what": what, "prompts_s": len(prompts) / seconds, "tokens_s": NEW * len(prompts) / seconds}
-    share = bench.operations(prompts) / seconds / bench.rate if kind == "MDM" else None
-    return {**found, "share": share, "loop": loop}
+    rate = len(prompts) / seconds
+    share = bench.count_operations(prompts) / seconds / bench.rate if kind == "MDM" else None
+    return {
+        "model": kind,
+        "what": variant,
+        "prompts_s": rate,
+        "tokens_s": NEW * rate,
+        "share": share,
+        "loop": loop,
+    }
 
 
-def memory(bench: Bench, prompts: int = 200, batch: int = 8) -> list[float]:
-    """MiB in use after every batch; a batch's traces are dropped before the next."""
+def measure_memory(bench: Bench, prompts: int = 200, batch: int = 8) -> list[float]:
+    """Return the MiB in use after every batch; the traces of a batch are deleted before the next."""
     used = []
     for start in range(0, prompts, batch):
-        out, *_ = bench.decode("MDM", bench.prompts(batch, start, ragged=True), Watch(), steps=2)
+        out, *_ = bench.decode("MDM", bench.make_prompts(batch, start, ragged=True), Watch(), steps=2)
         assert len(out.traces) == batch
         del out
         if bench.device == "cuda":
             used.append(torch.cuda.memory_allocated() / 2**20)
         else:
-            ctypes.CDLL(None).malloc_trim(0)  # what is freed, not what the allocator keeps for later
+            ctypes.CDLL(None).malloc_trim(0)  # return freed memory to the system first
             used.append(int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20)
     return used
 
 
-def agreement(bench: Bench, prompts: int = 4) -> dict[str, float]:
-    """Share of tokens a ragged batch has in common with its prompts decoded alone."""
-    found, several = {}, bench.prompts(prompts, 7, ragged=True)
+def measure_agreement(bench: Bench, prompts: int = 4) -> dict[str, float]:
+    """Return the share of tokens that a ragged batch has in common with its prompts decoded alone."""
+    shares, several = {}, bench.make_prompts(prompts, 7, ragged=True)
     for kind in ("MDM", "ARM"):
-        together = torch.tensor(bench.decode(kind, several)[0].generated)
-        alone = torch.tensor([bench.decode(kind, [prompt])[0].generated[0] for prompt in several])
-        found[kind] = float((together == alone).float().mean())
-    return found
+        together = torch.tensor(bench.decode(kind, several)[0].generated_ids)
+        alone = torch.tensor([bench.decode(kind, [prompt])[0].generated_ids[0] for prompt in several])
+        shares[kind] = float((together == alone).float().mean())
+    return shares
 
 
 def main() -> None:
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the figures there too")
+    parser.add_argument("--json", type=Path, help="also write the results to this file")
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     print(f"{machine(device)}, commit {commit()}")
     bench = Bench(device)
     print(f"one matrix product: {bench.rate / 1e12:.3g} TFLOP/s")
-    rows = speed(bench)
+    rows = measure_speed(bench)
     print("| model | what | prompts/s | tokens/s | share of the matrix product | outside the forward |")
     print("|---|---|---:|---:|---:|---:|")
     for r in rows:
         share = "" if r["share"] is None else f"{r['share']:.0%}"
         figures = f"{r['prompts_s']:.3g} | {r['tokens_s']:.3g} | {share} | {r['loop']:.1%}"
         print(f"| {r['model']} | {r['what']} | {figures} |", flush=True)
-    agreed = agreement(bench)
-    print(f"tokens a ragged batch has in common with single prompts: MDM {agreed['MDM']:.1%}, ARM {agreed['ARM']:.1%}")
-    used = memory(bench)
+    agreement = measure_agreement(bench)
+    shares = ", ".join(f"{kind} {share:.1%}" for kind, share in agreement.items())
+    print(f"tokens that a ragged batch has in common with single prompts: {shares}")
+    used = measure_memory(bench)
     first, middle, last = used[0], used[len(used) // 2], used[-1]
-    print(f"MiB while 200 prompts are watched: {first:.0f} first, {middle:.0f} half way, {last:.0f} last")
+    print(f"MiB while 200 prompts are traced: {first:.0f} first, {middle:.0f} half way, {last:.0f} last")
     if args.json:
-        told = {"machine": machine(device), "commit": commit(), "rows": rows, "agreement": agreed, "memory_mib": used}
-        args.json.write_text(json.dumps(told, indent=1))
+        results = {
+            "machine": machine(device),
+            "commit": commit(),
+            "rows": rows,
+            "agreement": agreement,
+            "memory_mib": used,
+        }
+        args.json.write_text(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

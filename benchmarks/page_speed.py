@@ -1,11 +1,11 @@
-"""How large the report's page is and how fast it moves: made-up traces of LLaDA's size in a real browser.
+"""Size and speed of the report's page: synthetic traces of LLaDA's size in a real browser.
 
     python benchmarks/page_speed.py
 
-Two runs with two samples each, 32 steps, 32 layers of 32 heads. Lifts are log-normal and change a little from step to
-step ("alike"), or are drawn anew at every step ("noise"), which nothing can compress. A frame is counted when the
-browser asks for the next one, while a slider is moved as fast as frames come; the longest frame is in brackets. Needs
-`chromium` (Debian's, or the path in CHROMIUM).
+Two runs with two samples each, 32 steps, 32 layers of 32 heads. Lifts are log-normal and change slowly between steps
+("smooth"), or are independent at every step ("noise"), which cannot be compressed. Frames are counted while a slider
+moves as fast as the browser draws; the longest frame is in brackets. Needs `chromium` (Debian's, or the path in
+CHROMIUM).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from playwright.sync_api import Page, sync_playwright
 
 from floatscope.reports.charts import Lines, Map, Model, Report, Section, Series
-from floatscope.reports.explorer import payload
+from floatscope.reports.explorer import build_payload
 from floatscope.reports.page import write_page
 from floatscope.traces import Trace
 
@@ -46,11 +46,12 @@ DRAG = """([part, frames]) => new Promise((done) => {
 PAINTS = "() => performance.getEntriesByName('first-contentful-paint')[0].startTime"
 
 
-def made_up(sample: str, keys: int, noise: bool) -> Trace:
+def make_trace(sample: str, keys: int, noise: bool) -> Trace:
+    """Return a synthetic trace with the fields that the page reads."""
     rng = np.random.default_rng(len(sample) + keys)
     shape = (STEPS, LAYERS, 1, keys)
-    still = rng.normal(0, 1, (1, *shape[1:]))
-    lift = np.exp(rng.normal(0, 1, shape) if noise else still + 0.05 * np.cumsum(rng.normal(0, 1, shape), 0))
+    constant = rng.normal(0, 1, (1, *shape[1:]))
+    lift = np.exp(rng.normal(0, 1, shape) if noise else constant + 0.05 * np.cumsum(rng.normal(0, 1, shape), 0))
     lift /= lift.mean(-1, keepdims=True)
     tokens = np.tile(rng.integers(1, 500, keys), (STEPS, 1))
     states = np.ones((STEPS, keys))
@@ -59,8 +60,8 @@ def made_up(sample: str, keys: int, noise: bool) -> Trace:
     for step in range(STEPS):
         states[step, order[step:]], states[step, order[:step]] = 2, 3
         tokens[step, order[step:]] = 0
-    drawn = rng.integers(0, keys, (1 if not noise else STEPS, LAYERS, HEADS, 1, 16))
-    top_key = np.broadcast_to(drawn, (STEPS, *drawn.shape[1:]))
+    keys_by_rank = rng.integers(0, keys, (1 if not noise else STEPS, LAYERS, HEADS, 1, 16))
+    top_key = np.broadcast_to(keys_by_rank, (STEPS, *keys_by_rank.shape[1:]))
     spread = np.ones((STEPS, 1, 1, keys))
     arrays = {
         "tokens": tokens.astype(np.int32),
@@ -92,44 +93,48 @@ def made_up(sample: str, keys: int, noise: bool) -> Trace:
     return Trace(sample, arrays, axes, coords, {"pieces": pieces, "rows": "all"})
 
 
-def report(keys: int, noise: bool) -> Report:
+def make_report(keys: int, noise: bool) -> Report:
+    """Return a report with charts, maps and four explorable samples."""
     x = list(range(LAYERS))
     lines = Lines("lines", "layer", "lift", x, [Series("a", m, [i / 9 for i in x]) for m in ("mdm", "arm")])
     grid = Map("map", "key", "step", [[(a * b) % 7 for a in range(keys)] for b in x], list(range(keys)), x)
     sections = [Section(f"s{i}", "A section", "Words.", "Words.", [lines, lines]) for i in range(10)]
     sections.append(Section("maps", "Maps", "Words.", "Words.", [grid, grid]))
-    runs = [payload(made_up(f"{name}{i}", keys, noise), name) for name in ("mdm", "arm") for i in range(2)]
+    runs = [build_payload(make_trace(f"{name}{i}", keys, noise), name) for name in ("mdm", "arm") for i in range(2)]
     return Report("Speed", ["Words."], [Model("mdm", "mdm", 32), Model("arm", "arm", 32)], sections, runs)
 
 
-def measured(page: Page, path: Path) -> tuple[float, float, list[str]]:
+def measure_page(page: Page, path: Path) -> tuple[float, float, list[str]]:
+    """Return the first paint, the time until the explorer is ready, and the frame rates of both sliders."""
     began = time.perf_counter()
     page.goto(path.as_uri())
     page.wait_for_selector("#explorer[data-ready]")
     ready = time.perf_counter() - began
     page.locator("#explorer").scroll_into_view_if_needed()
     page.evaluate(DRAG, ["step", 10])
-    moved = [page.evaluate(DRAG, [part, 90]) for part in ("step", "layer")]
-    return page.evaluate(PAINTS), ready, [f"{rate:.0f} ({worst:.0f} ms)" for rate, worst in moved]
+    frames = [page.evaluate(DRAG, [part, 90]) for part in ("step", "layer")]
+    return page.evaluate(PAINTS), ready, [f"{rate:.0f} ({longest:.0f} ms)" for rate, longest in frames]
 
 
 def main() -> None:
+    """Print the table."""
     print("| keys | lifts | page | left out | first paint | explorer ready | steps: frames/s | layers: frames/s |")
     print("|---:|---|---:|---|---:|---:|---:|---:|")
     executable = os.environ.get("CHROMIUM", "/usr/bin/chromium")
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as play:
         browser = play.chromium.launch(executable_path=executable, args=["--no-sandbox", "--disable-dev-shm-usage"])
         for keys, noise in ((1024, False), (1024, True), (4096, False)):
-            told = report(keys, noise)
-            path = write_page(told, Path(folder) / f"{keys}-{noise}.html")
+            report = make_report(keys, noise)
+            path = write_page(report, Path(folder) / f"{keys}-{noise}.html")
             page = browser.new_page(viewport={"width": 1440, "height": 900})
-            paint, ready, moved = measured(page, path)
-            kept = told.explorer[0]
-            layers = LAYERS - len(kept["layers"])
-            left = ["heads"] * (kept["heads"] is None) + [f"{layers} layers"] * (layers > 0) or ["nothing"]
+            paint, ready, rates = measure_page(page, path)
+            payload = report.explorer[0]
+            layers = LAYERS - len(payload["layers"])
+            left = ["heads"] * (payload["heads"] is None) + [f"{layers} layers"] * (layers > 0) or ["nothing"]
+            lifts = "noise" if noise else "smooth"
             print(
-                f"| {keys} | {'noise' if noise else 'alike'} | {path.stat().st_size / 1e6:.1f} MB | {', '.join(left)} |"
-                f" {paint:.0f} ms | {1000 * ready:.0f} ms | {' | '.join(moved)} |",
+                f"| {keys} | {lifts} | {path.stat().st_size / 1e6:.1f} MB | {', '.join(left)} |"
+                f" {paint:.0f} ms | {1000 * ready:.0f} ms | {' | '.join(rates)} |",
                 flush=True,
             )
             page.close()

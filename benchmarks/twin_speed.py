@@ -1,14 +1,14 @@
-"""How fast the shipped twins decode: 32 new tokens after a prompt of 300, watched and unwatched.
+"""Decoding speed of the shipped twins: 32 new tokens after a prompt of 300, with and without tracing.
 
     python benchmarks/twin_speed.py                      # on the CPU, with all its cores
     python benchmarks/twin_speed.py --json out.json --rounds 20
 
 twin:mdm    32 new tokens in 32 steps, by confidence
 twin:arm    32 new tokens with the cache
-watched     with `fs.Watch()`: everything the keep level `summary` keeps
+watched     with `fs.Watch()`: everything the level `summary` captures
 
-The variants take turns; of each the best and the median round are told. The best is what the machine can do when
-nothing else runs on it.
+The variants alternate; the table shows the best and the median round of each. The best shows the speed of an idle
+machine.
 """
 
 from __future__ import annotations
@@ -23,25 +23,26 @@ from typing import Any
 from watch_cost import commit, machine
 
 from floatscope.capture.watcher import Watch
-from floatscope.lab.twins.heldout import read
-from floatscope.lab.twins.lessons import prompt_of
-from floatscope.models.load import load
+from floatscope.lab.twins.examples import build_prompt
+from floatscope.models.loader import load
 from floatscope.models.model import Model
 from floatscope.pipelines.decode import decode
+from floatscope.tasks.sample_files import read_shipped
 
 PROMPT, NEW = 300, 32
 GOALS = {("mdm", "unwatched"): 2.5}  # seconds
 WATCHES = {"unwatched": None, "watched": Watch()}
 
 
-def prompt(model: Model) -> list[int]:
-    """Held-out questions one after the other, cut to length."""
+def make_prompt(model: Model) -> list[int]:
+    """Return the token ids of held-out questions, cut to length."""
     assert model.tokenizer is not None
-    text = "\n".join(prompt_of(sample) for sample in read("reading-5")[:4])
+    text = "\n".join(build_prompt(sample) for sample in read_shipped("reading-5")[:4])
     return model.tokenizer.encode(text, chat=False)[:PROMPT]
 
 
-def seconds(model: Model, ids: list[int], watch: Watch | None) -> float:
+def time_decoding(model: Model, ids: list[int], watch: Watch | None) -> float:
+    """Return the seconds of one decoding."""
     extra: dict[str, Any] = {"steps": NEW} if model.spec.paradigm == "mdm" else {"stop": False}
     began = time.perf_counter()
     assert len(decode(model, [ids], new_tokens=NEW, watch=watch, **extra).steps) == NEW
@@ -49,21 +50,23 @@ def seconds(model: Model, ids: list[int], watch: Watch | None) -> float:
 
 
 def measure(rounds: int) -> list[dict[str, Any]]:
+    """Return a row for each twin and variant."""
     models = {kind: load(f"twin:{kind}", device="cpu") for kind in ("mdm", "arm")}
     variants = [(kind, what) for kind in models for what in WATCHES]
     times: dict[tuple[str, str], list[float]] = {variant: [] for variant in variants}
     for _ in range(rounds + 1):
         for kind, what in variants:
-            times[kind, what].append(seconds(models[kind], prompt(models[kind]), WATCHES[what]))
+            times[kind, what].append(time_decoding(models[kind], make_prompt(models[kind]), WATCHES[what]))
     return [
         {"model": f"twin:{kind}", "what": what, "best_s": min(t), "median_s": statistics.median(t)}
-        for (kind, what), (_, *t) in times.items()  # the first round warms up
+        for (kind, what), (_, *t) in times.items()  # the first round is a warm-up
     ]
 
 
 def main() -> None:
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the figures there too")
+    parser.add_argument("--json", type=Path, help="also write the results to this file")
     parser.add_argument("--rounds", type=int, default=10)
     args = parser.parse_args()
     print(f"{machine('cpu')}, commit {commit()}")

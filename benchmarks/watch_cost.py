@@ -1,15 +1,15 @@
-"""What watching costs: a watched forward against the plain one, every layer and head, ratios of medians in one run.
+"""Cost of tracing: a watched forward against the plain one, all layers and heads, ratios of medians in one run.
 
-    python benchmarks/watch_cost.py                      # here: CUDA if there is one, else the CPU
+    python benchmarks/watch_cost.py                      # CUDA if there is one, else the CPU
     python benchmarks/watch_cost.py --json out.json
 
 R        received attention of 16 query groups (3 groups and 13 regions), nothing else
-summary  everything the keep level `summary` computes in a forward: R, entropy, rollout, top keys, moments, norms
-decode   summary as `decode` runs it: keys held until the commits are known, then one predicting row
+summary  everything the level `summary` computes in a forward: R, entropy, rollout, top keys, moments, norms
+decode   summary as `decode` runs it: keys are stored until the commits are known, then one predicting row
 eager    `attn_implementation="eager"` with `output_attentions=True`, the usual way to see attention
 ragged … `decode` for a batch of 16 canvases of several lengths, each with a commit; up to 1024 tokens
-causal … the same for an autoregressive model: plain, R, summary, and TransformerLens keeping every pattern (CPU only)
-graph    both sides replayed as a CUDA graph: what is left when launches are free
+causal … the same for an autoregressive model: plain, R, summary, and TransformerLens caching every pattern (CPU only)
+graph    both sides replayed as a CUDA graph: the cost without kernel launches
 
 The model has random weights: time does not depend on their values, and nothing is downloaded.
 """
@@ -37,8 +37,8 @@ from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM, PreT
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from floatscope.canvas import CanvasState, Commits, Regions
+from floatscope.capture.hooks import attach
 from floatscope.capture.watcher import Watch, Watcher
-from floatscope.capture.ways import attach
 from floatscope.schema import State
 
 SHAPES = {
@@ -60,6 +60,7 @@ R_ALONE = ("received", "regions")
 
 
 def build(device: str) -> LlamaForCausalLM:
+    """Return a model with random weights: LLaDA-8B's shape on a GPU, a small one on a CPU."""
     config = LlamaConfig(**SHAPES[device], tie_word_embeddings=False)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     before = torch.get_default_dtype()
@@ -71,8 +72,8 @@ def build(device: str) -> LlamaForCausalLM:
         torch.set_default_dtype(before)
 
 
-def canvas_of(T: int, vocab: int, device: str) -> CanvasState:
-    """Half prompt, half masks, thirteen regions of equal length."""
+def make_canvas(T: int, vocab: int, device: str) -> CanvasState:
+    """Return a canvas that is half prompt and half masks, with thirteen regions of equal length."""
     generator = torch.Generator().manual_seed(T)
     tokens = torch.randint(0, vocab, (1, T), generator=generator).to(device)
     states = torch.full((1, T), int(State.PROMPT), device=device)
@@ -83,9 +84,9 @@ def canvas_of(T: int, vocab: int, device: str) -> CanvasState:
     return CanvasState(tokens, states, regions=Regions(regions.names, regions.member.to(device)))
 
 
-def ragged_canvas(T: int, vocab: int, device: str) -> CanvasState:
-    """Sixteen of them, the longest T and each a little shorter than the one before; padding on the left."""
-    one = canvas_of(T, vocab, device)
+def make_ragged_canvas(T: int, vocab: int, device: str) -> CanvasState:
+    """Return a left-padded batch of sixteen canvases; the longest has T tokens, each next one is a little shorter."""
+    one = make_canvas(T, vocab, device)
     states = one.states.repeat(RAGGED, 1)
     for i in range(RAGGED):
         states[i, : i * T // (4 * RAGGED)] = int(State.PAD)
@@ -95,27 +96,33 @@ def ragged_canvas(T: int, vocab: int, device: str) -> CanvasState:
 
 @dataclass(frozen=True)
 class Variant:
-    """What is timed, and the context it stands in: entered before the clock starts, as decoding does."""
+    """A function to time, and the context around it, which is entered before the clock starts, as in decoding."""
 
     run: Callable[[], Any]
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
 class Bench:
+    """A model and its variants of a forward."""
+
     def __init__(self, device: str) -> None:
         self.device, self.model = device, build(device)
 
     def forward(self, canvas: CanvasState, causal: bool = False, **kwargs: Any) -> Any:
+        """Run the model on a canvas."""
         if len(canvas.tokens) > 1:
             kwargs["attention_mask"] = canvas.valid.long()
         return self.model(input_ids=canvas.tokens, is_causal=causal, use_cache=False, **kwargs)
 
     def plain(self, canvas: CanvasState, causal: bool = False) -> Variant:
+        """Return the forward without tracing."""
         return Variant(lambda: self.forward(canvas, causal))
 
     def watched(
         self, canvas: CanvasState, watcher: Watcher, commits: Commits | None = None, causal: bool = False
     ) -> Variant:
+        """Return the traced forward."""
+
         def run() -> Any:
             watcher.begin(canvas)
             self.forward(canvas, causal)
@@ -124,16 +131,18 @@ class Bench:
         return Variant(run, lambda: attach(self.model, watcher))
 
     def eager(self, canvas: CanvasState) -> Variant:
+        """Return the forward with eager attention and its probabilities."""
+
         @contextmanager
-        def switched() -> Iterator[None]:
+        def use_eager() -> Iterator[None]:
             self.model.set_attn_implementation("eager")
             yield
             self.model.set_attn_implementation("sdpa")
 
-        return Variant(lambda: self.forward(canvas, output_attentions=True).attentions[-1].shape, switched)
+        return Variant(lambda: self.forward(canvas, output_attentions=True).attentions[-1].shape, use_eager)
 
     def lens(self, canvas: CanvasState) -> Variant | None:
-        """The same weights in TransformerLens, every attention pattern cached; None if it is not installed."""
+        """Return the same weights in TransformerLens with cached attention patterns; None if it is not installed."""
         try:
             from transformer_lens.model_bridge import TransformerBridge
         except ImportError:
@@ -148,14 +157,14 @@ class Bench:
         return Variant(lambda: bridge.run_with_cache(canvas.tokens, names_filter=lambda name: bool(patterns(name))))
 
     def graphed(self, canvas: CanvasState, watcher: Watcher | None) -> Variant:
-        """The forward, with every layer's reductions, as a CUDA graph; `finish` reads numbers back, so it is left out.
+        """Return the forward with all reductions as a CUDA graph, without `finish`, which reads numbers back.
 
-        While a graph is captured transformers' sdpa mask function makes a [T, T] mask even where none is needed, which
-        would slow the plain side down; an attention without a mask function gets none.
+        During the capture of a graph, transformers' sdpa mask function makes a [T, T] mask even if none is needed,
+        which would slow the plain side down; an attention without a mask function gets none.
         """
         graph = torch.cuda.CUDAGraph()
         with self.unmasked() if watcher is None else attach(self.model, watcher):
-            for capture in (nullcontext(), torch.cuda.graph(graph)):  # once to make what later steps reuse
+            for capture in (nullcontext(), torch.cuda.graph(graph)):  # the first pass creates what later steps reuse
                 if watcher is not None:
                     watcher.begin(canvas)
                 with capture:
@@ -164,52 +173,59 @@ class Bench:
 
     @contextmanager
     def unmasked(self) -> Iterator[None]:
+        """Use sdpa without transformers' mask function."""
         AttentionInterface.register("sdpa_unmasked", sdpa_attention_forward)
         self.model.set_attn_implementation("sdpa_unmasked")
         yield
         self.model.set_attn_implementation("sdpa")
 
     def time(self, variant: Variant) -> float:
+        """Return the seconds of one run after a warm-up."""
         with variant.around():
-            variant.run()  # the first step also makes what later steps reuse, such as W_OᵀW_O
-            self.settle()
+            variant.run()  # the first step also creates what later steps reuse, such as W_OᵀW_O
+            self.synchronize()
             start = time.perf_counter()
             variant.run()
-            self.settle()
+            self.synchronize()
             return time.perf_counter() - start
 
     def peak(self, variant: Variant) -> int:
+        """Return the peak memory of one run, in bytes."""
         with variant.around():
-            self.settle()
+            self.synchronize()
             variant.run()
-            self.settle()
+            self.synchronize()
             torch.cuda.reset_peak_memory_stats()
             variant.run()
-            self.settle()
+            self.synchronize()
         return torch.cuda.max_memory_allocated()
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
+        """Wait for all kernels."""
         if self.device == "cuda":
             torch.cuda.synchronize()
 
 
 def measure(bench: Bench, T: int) -> list[dict[str, Any]]:
-    canvas = canvas_of(T, bench.model.config.vocab_size, bench.device)
+    """Return a row for each variant at sequence length T."""
+    canvas = make_canvas(T, bench.model.config.vocab_size, bench.device)
     last = torch.tensor([T - 1])
     commit = Commits(torch.tensor([0]), last, last, last, torch.ones(1))
     runs = {
         "plain": bench.plain(canvas),
         "R": bench.watched(canvas, Watcher(Watch(fields=R_ALONE))),
         "summary": bench.watched(canvas, Watcher(Watch())),
-        "decode": bench.watched(canvas, Watcher(Watch(), rows=True), commit),
+        "decode": bench.watched(canvas, Watcher(Watch(), predicting_rows=True), commit),
     }
     if EAGER_UP_TO[bench.device] >= T:
         runs["eager"] = bench.eager(canvas)
     if T <= RAGGED_UP_TO:
-        ragged, each = ragged_canvas(T, bench.model.config.vocab_size, bench.device), torch.arange(RAGGED)
+        ragged, samples = make_ragged_canvas(T, bench.model.config.vocab_size, bench.device), torch.arange(RAGGED)
         runs["ragged plain"] = bench.plain(ragged)
         runs["ragged decode"] = bench.watched(
-            ragged, Watcher(Watch(), rows=True), Commits(each, *[last.expand(RAGGED)] * 3, torch.ones(RAGGED))
+            ragged,
+            Watcher(Watch(), predicting_rows=True),
+            Commits(samples, *[last.expand(RAGGED)] * 3, torch.ones(RAGGED)),
         )
     if bench.device == "cpu":
         runs["causal plain"] = bench.plain(canvas, causal=True)
@@ -226,7 +242,7 @@ def measure(bench: Bench, T: int) -> list[dict[str, Any]]:
         runs["graph summary"] = bench.graphed(canvas, Watcher(Watch()))
     peaks = {name: bench.peak(variant) for name, variant in runs.items()} if bench.device == "cuda" else {}
     times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(ROUNDS[bench.device][T]):  # variants take turns, so that drift falls on all alike
+    for _ in range(ROUNDS[bench.device][T]):  # variants alternate, so that drift affects all of them
         for name, variant in runs.items():
             times[name].append(bench.time(variant))
     rows = []
@@ -248,13 +264,15 @@ def measure(bench: Bench, T: int) -> list[dict[str, Any]]:
 
 
 def machine(device: str) -> str:
+    """Return device, torch and Python version."""
     name = torch.cuda.get_device_name() if device == "cuda" else f"{_cpu()}, {torch.get_num_threads()} threads"
     return f"{name}, torch {torch.__version__}, Python {platform.python_version()}"
 
 
 def commit() -> str:
-    done = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True)
-    return done.stdout.strip() or "unknown"
+    """Return the git commit of the working tree."""
+    result = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True)
+    return result.stdout.strip() or "unknown"
 
 
 def _cpu() -> str:
@@ -264,7 +282,8 @@ def _cpu() -> str:
     return platform.processor()
 
 
-def show(rows: list[dict[str, Any]]) -> None:
+def print_rows(rows: list[dict[str, Any]]) -> None:
+    """Print a Markdown table."""
     print("| T | what | ms | ratio | extra MiB |\n|---:|---|---:|---:|---:|")
     for r in rows:
         extra = "" if r["extra_mib"] is None else f"{r['extra_mib']:.0f}"
@@ -272,8 +291,9 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the rows there too")
+    parser.add_argument("--json", type=Path, help="also write the rows to this file")
     parser.add_argument("--lengths", type=int, nargs="+", help="sequence lengths, default by device")
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -281,9 +301,9 @@ def main() -> None:
     bench, rows = Bench(device), []
     with torch.inference_mode():
         for T in args.lengths or LENGTHS[device]:
-            found = measure(bench, T)
-            show(found)
-            rows += found
+            results = measure(bench, T)
+            print_rows(results)
+            rows += results
     if args.json:
         args.json.write_text(json.dumps({"machine": machine(device), "commit": commit(), "rows": rows}, indent=1))
 

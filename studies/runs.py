@@ -1,8 +1,8 @@
-"""Runs that studies are made of: asked once, kept in a folder, and not asked again where that folder is finished.
+"""Runs that the studies are made of; a folder that is finished is not run again.
 
-asked(model, samples, Path("runs/nq-gold/arm"), passages="gold", new_tokens=16)
-under(model, samples, Path("runs/position/arm"), "position", {"documents": 5}, new_tokens=16)
-studied("sinks", model, samples, Path("runs/sinks/arm"), {"draws": 1}, {"new_tokens": 16})
+evaluate_once(model, samples, Path("runs/nq-gold/arm"), passages="gold", new_tokens=16)
+stress_once(model, samples, Path("runs/position/arm"), "position", {"documents": 5}, new_tokens=16)
+study_once("sinks", model, samples, Path("runs/sinks/arm"), {"draws": 1}, {"new_tokens": 16})
 """
 
 from __future__ import annotations
@@ -12,72 +12,80 @@ from pathlib import Path
 from typing import Any
 
 import floatscope as fs
-from floatscope.analysis.experiments import EXPERIMENT, read_experiment
-from floatscope.analysis.stress_tests import STRESS, read_stress
+from floatscope.analysis.experiments import EXPERIMENT_FILE, read_experiment
+from floatscope.analysis.stress_tests import STRESS_FILE, read_stress
 from floatscope.analysis.studies import STUDIES
 from floatscope.pipelines.evaluate import plan_evaluation
 from floatscope.pipelines.intervene import plan_intervention
 from floatscope.pipelines.stress import plan_stress
-from floatscope.pipelines.studies import StudyInput, plan
+from floatscope.pipelines.studies import StudyInput, plan_study
 from floatscope.tasks.sample import Sample
-from floatscope.traces.record import RECORD, read_record
+from floatscope.traces.run_record import RECORD_FILE, read_record
 
 
-def asked(model: fs.Model, samples: Sequence[Sample], out: Path, **how: Any) -> Path:
-    if not finished(out):
-        for answered in plan_evaluation(model, samples, out, **how):
-            print(out, answered.done, f"{100 * answered.acc:.1f}", flush=True)
+def evaluate_once(model: fs.Model, samples: Sequence[Sample], out: Path, **settings: Any) -> Path:
+    """Answer the samples into `out`."""
+    if not is_finished(out):
+        for event in plan_evaluation(model, samples, out, **settings):
+            print(out, event.done, f"{100 * event.acc:.1f}", flush=True)
     return out
 
 
-def under(
-    model: fs.Model, samples: Sequence[Sample], out: Path, kind: str, options: dict[str, Any], **how: Any
+def stress_once(
+    model: fs.Model, samples: Sequence[Sample], out: Path, kind: str, options: dict[str, Any], **settings: Any
 ) -> Path:
-    if not swept(out):
-        for point, answered in plan_stress(model, samples, out, kind, options=options, **how):
-            print(out, point.name, answered.done, f"{100 * answered.acc:.1f}", flush=True)
+    """Run a stress sweep into `out`."""
+    if not is_sweep_finished(out):
+        for point, event in plan_stress(model, samples, out, kind, options=options, **settings):
+            print(out, point.name, event.done, f"{100 * event.acc:.1f}", flush=True)
     return out
 
 
-def studied(
+def study_once(
     name: str,
     model: fs.Model,
     samples: Sequence[Sample],
     out: Path,
     options: Mapping[str, Any],
-    how: Mapping[str, Any],
-    as_they_are: bool = False,
+    settings: Mapping[str, Any],
+    one_subset: bool = False,
 ) -> Path:
-    """`as_they_are`: in none of the study's conditions but the samples' own."""
-    if not tried(out):
-        planned = plan(name, StudyInput(model, tuple(samples), out, 0, how), **options)
-        study, conditions = STUDIES[name], {"": list(samples)} if as_they_are else planned.subsets
-        for arm, answered in plan_intervention(
-            model, conditions, out, planned.conditions, title=study.title, nll_only=study.nll_only, seed=0, **how
+    """Run a named study into `out`; `one_subset` uses the samples as they are instead of the study's own subsets."""
+    if not is_study_finished(out):
+        planned = plan_study(name, StudyInput(model, tuple(samples), out, 0, settings), **options)
+        study, subsets = STUDIES[name], {"": list(samples)} if one_subset else planned.subsets
+        for condition, event in plan_intervention(
+            model, subsets, out, planned.conditions, title=study.title, nll_only=study.nll_only, seed=0, **settings
         ):
-            print(out, arm.subset, arm.name, answered.done, flush=True)
+            print(out, condition.subset, condition.name, event.done, flush=True)
     return out
 
 
-def finished(folder: Path) -> bool:
-    """Whether nothing is left to ask there, on whatever machine it was asked."""
-    return (folder / RECORD).exists() and read_record(folder)["status"] == "finished"
+def is_finished(folder: Path) -> bool:
+    """Whether the run in `folder` is complete, on whatever machine it ran."""
+    return (folder / RECORD_FILE).exists() and read_record(folder)["status"] == "finished"
 
 
-def swept(out: Path) -> bool:
-    """Whether all points of a sweep are finished."""
-    return (out / STRESS).exists() and all(finished(out / point["asked"]) for point in read_stress(out)["points"])
+def is_sweep_finished(out: Path) -> bool:
+    """Whether all points of a stress sweep are complete."""
+    return (out / STRESS_FILE).exists() and all(
+        is_finished(out / point["folder"]) for point in read_stress(out)["points"]
+    )
 
 
-def tried(out: Path) -> bool:
-    """Whether all arms of a study are finished."""
-    if not (out / EXPERIMENT).exists():
+def is_study_finished(out: Path) -> bool:
+    """Whether all conditions of a study are complete."""
+    if not (out / EXPERIMENT_FILE).exists():
         return False
-    return all(finished(out / arm["condition"] / arm["name"]) for arm in read_experiment(out)["arms"])
+    return all(is_finished(out / c["subset"] / c["name"]) for c in read_experiment(out)["conditions"])
 
 
-def machines(out: Path) -> str:
-    """What the runs were made on, and in which type."""
-    records = [read_record(path.parent) for path in sorted(out.rglob(RECORD))]
-    made = [(on, each["settings"]["dtype"]) for each in records for on in (each["provenance"], *each["resumed"])]
-    return " and ".join(dict.fromkeys(f"{on['device']} ({dtype}, torch {on['torch']})" for on, dtype in made))
+def describe_machines(out: Path) -> str:
+    """Return the devices, dtypes and torch versions of all runs under `out`."""
+    records = [read_record(path.parent) for path in sorted(out.rglob(RECORD_FILE))]
+    machines = [
+        (machine, record["settings"]["dtype"])
+        for record in records
+        for machine in (record["provenance"], *record["resumed"])
+    ]
+    return " and ".join(dict.fromkeys(f"{m['device']} ({dtype}, torch {m['torch']})" for m, dtype in machines))

@@ -49,5 +49,5 @@ def llada(tmp_path_factory):
     """A tiny masked diffusion model with random weights, in LLaDA's layout: bidirectional, 3 layers, GQA."""
     import floatscope as fs
 
-    shape = {"layers": 3, "width": 32, "kv_heads": 2, "ffn": 48, "vocabulary": 64}
+    shape = {"layers": 3, "width": 32, "kv_heads": 2, "ffn": 48, "vocab_size": 64}
     return fs.load(fs.write_random(tmp_path_factory.mktemp("llada"), **shape), device="cpu")

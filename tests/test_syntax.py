@@ -1,4 +1,4 @@
-"""A name with arguments is read, never evaluated; what cannot be read is said."""
+"""Calls are parsed and never evaluated; other text is refused with a remedy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ REMEDY = "write a name, or a name with arguments, as in threshold(tau=0.95)"
 
 
 @pytest.mark.parametrize(
-    ("text", "want"),
+    ("text", "expected"),
     [
         ("confidence", ("confidence", {})),
         ("  confidence\n", ("confidence", {})),
@@ -31,12 +31,12 @@ REMEDY = "write a name, or a name with arguments, as in threshold(tau=0.95)"
         ("f(\n  a=1,\n  b=2,\n)", ("f", {"a": 1, "b": 2})),
     ],
 )
-def test_a_name_and_its_literals_are_read(text, want):
-    assert parse_call(text) == want
+def test_names_and_literal_arguments_are_parsed(text, expected):
+    assert parse_call(text) == expected
 
 
 @pytest.mark.parametrize("text", ["threshold(tau=0.95)", "f(a=1, b='x')"])
-def test_types_of_values_are_kept(text):
+def test_a_call_survives_the_round_trip(text):
     name, values = parse_call(text)
     again = f"{name}({', '.join(f'{k}={v!r}' for k, v in values.items())})"
     assert parse_call(again) == (name, values)
@@ -85,7 +85,7 @@ def test_types_of_values_are_kept(text):
         "f(a='\ud800')",
     ],
 )
-def test_anything_else_is_refused_with_the_text_and_the_remedy(text):
+def test_other_text_is_refused_with_a_remedy(text):
     with pytest.raises(UserError) as error:
         parse_call(text)
     assert str(error.value) == f"cannot read {text!r}: {REMEDY}"
@@ -106,12 +106,12 @@ def test_anything_else_is_refused_with_the_text_and_the_remedy(text):
     ],
     ids=lambda text: f"{text[:8]}… {len(text)}",
 )
-def test_deep_and_huge_texts_are_refused_not_followed(text):
+def test_deep_and_huge_texts_are_refused(text):
     with pytest.raises(UserError, match="cannot read"):
         parse_call(text)
 
 
-def test_nothing_is_run(tmp_path):
+def test_no_code_is_run(tmp_path):
     witness = tmp_path / "ran"
     for text in (
         f"f(a=open({str(witness)!r}, 'w'))",
@@ -132,7 +132,7 @@ def test_starred_arguments_are_refused(text):
         parse_call(text)
 
 
-def test_an_argument_given_twice_is_refused():
+def test_a_repeated_argument_is_refused():
     with pytest.raises(UserError):
         parse_call("threshold(tau=0.5, tau=0.9)")
 
@@ -146,7 +146,7 @@ def test_a_literal_that_cannot_be_built_is_refused(text):
 # ---- arguments
 
 
-def test_what_is_given_replaces_the_default():
+def test_an_argument_replaces_its_default():
     defaults = {"confidence": 0.6, "kl": 0.015, "history": 2}
     assert merge_arguments("sampler", "klass", {"kl": 0.1}, defaults) == {"confidence": 0.6, "kl": 0.1, "history": 2}
     assert defaults["kl"] == 0.015
@@ -154,18 +154,18 @@ def test_what_is_given_replaces_the_default():
 
 
 @pytest.mark.parametrize("value", [1, 0, -3, 2.5])
-def test_a_whole_number_does_where_the_default_is_a_number(value):
+def test_a_whole_number_is_accepted_as_a_number(value):
     assert merge_arguments("sampler", "threshold", {"tau": value}, {"tau": 0.9}) == {"tau": value}
 
 
 @pytest.mark.parametrize("value", ["x", None, True, [1], (1,), {}, 1 + 2j, b"1"], ids=repr)
-def test_anything_but_a_number_is_refused_where_the_default_is_one(value):
+def test_other_values_are_refused_if_the_default_is_a_number(value):
     with pytest.raises(UserError) as error:
         merge_arguments("sampler", "threshold", {"tau": value}, {"tau": 0.9})
     assert str(error.value) == f"sampler 'threshold' takes a number for tau, got {value!r}"
 
 
-def test_an_unknown_argument_is_answered_with_the_nearest():
+def test_an_unknown_argument_suggests_the_closest_name():
     with pytest.raises(UserError) as error:
         merge_arguments("sampler", "klass", {"historie": 3}, {"confidence": 0.6, "history": 2})
     assert str(error.value) == (
@@ -173,11 +173,11 @@ def test_an_unknown_argument_is_answered_with_the_nearest():
     )
 
 
-def test_a_name_without_arguments_says_so():
+def test_a_name_without_arguments_refuses_them():
     with pytest.raises(UserError) as error:
         merge_arguments("sampler", "random", {"seed": 3}, {})
     assert str(error.value) == "sampler 'random' takes no arguments, got seed=3"
 
 
-def test_a_default_of_none_takes_what_comes():
+def test_a_default_of_none_accepts_any_value():
     assert merge_arguments("sampler", "pc", {"background": "x.json"}, {"background": None}) == {"background": "x.json"}

@@ -2,10 +2,12 @@
 
     import floatscope as fs
     model = fs.load("twin:mdm")
-    out = fs.decode(model, "What floats?", new_tokens=32, watch=fs.Watch())
+    prompt = "Document 1: Mira Velwick lives in Dramora.\\nQuestion: Where does Mira Velwick live?\\nAnswer:"
+    out = fs.decode(model, prompt, new_tokens=8, watch=fs.Watch())
+    out.text                                   # "Dramora"
     out.trace.plot(path="map.png")
 
-Importing it is light: torch, transformers and matplotlib are loaded by the first name that needs them.
+Importing floatscope is cheap: torch, transformers, pandas and matplotlib load with the first name that needs them.
 """
 
 from __future__ import annotations
@@ -13,73 +15,98 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.6.0"
+__version__ = "0.7.0"
 
-_HOME = {
-    "Decoding": "pipelines.decode",
-    "decode": "pipelines.decode",
-    "final_state": "pipelines.final_state",
-    "lens": "pipelines.lens",
-    "answer_nll": "pipelines.likelihood",
-    "trace_samples": "pipelines.trace",
-    "watch": "pipelines.watch",
-    "UserError": "errors",
+_HOMES = {
     "CanvasState": "canvas",
     "Commits": "canvas",
+    "Decoding": "pipelines.decode",
     "Edit": "interventions.edits",
-    "Keys": "interventions.edits",
+    "Evaluation": "analysis.evaluations",
     "Groups": "canvas",
+    "Keys": "interventions.edits",
+    "Model": "models.model",
+    "ModelSpec": "models.spec",
+    "Passage": "tasks.sample",
+    "Reducer": "capture.reducer",
     "Reductions": "canvas",
     "Regions": "canvas",
-    "State": "schema",
-    "Reducer": "capture.reducer",
-    "Watch": "capture.watcher",
-    "Model": "models.model",
-    "ModelSpec": "models.model",
-    "load": "models.load",
-    "untrained": "models.untrained",
-    "write_checkpoint": "models.write",
-    "write_random": "models.random",
-    "Step": "canvas",
     "Run": "traces",
+    "Sample": "tasks.sample",
+    "State": "schema",
+    "Step": "canvas",
     "Trace": "traces",
+    "UserError": "errors",
+    "Watch": "capture.watcher",
+    "analyse": "analysis",
+    "answer_nll": "pipelines.likelihood",
+    "compare": "reports.score_table",
     "create_run": "traces",
+    "decode": "pipelines.decode",
+    "evaluate": "pipelines.evaluate",
+    "final_state": "pipelines.final_state",
     "forecast": "traces",
+    "intervene": "pipelines.intervene",
+    "lens": "pipelines.lens",
+    "load": "models.loader",
+    "open_evaluation": "analysis.evaluations",
     "open_run": "traces",
+    "read_samples": "tasks.sample_files",
+    "report": "reports.build",
+    "stress": "pipelines.stress",
+    "study": "pipelines.studies",
+    "trace": "pipelines.trace",
+    "untrained": "models.untrained",
+    "watch": "pipelines.watch",
+    "write_checkpoint": "models.checkpoint_writer",
+    "write_random": "models.random_checkpoints",
 }
+"""Public name → the module that defines it."""
 
-__all__ = sorted(_HOME)
+__all__ = [*_HOMES, "analysis"]  # noqa: PLE0604
 
 if TYPE_CHECKING:
-    from floatscope.canvas import CanvasState, Commits, Groups, Reductions, Regions
+    from floatscope import analysis
+    from floatscope.analysis import analyse
+    from floatscope.analysis.evaluations import Evaluation, open_evaluation
+    from floatscope.canvas import CanvasState, Commits, Groups, Reductions, Regions, Step
     from floatscope.capture.reducer import Reducer
     from floatscope.capture.watcher import Watch
     from floatscope.errors import UserError
     from floatscope.interventions.edits import Edit, Keys
-    from floatscope.models.load import load
-    from floatscope.models.model import Model, ModelSpec
-    from floatscope.models.random import write_random
+    from floatscope.models.checkpoint_writer import write_checkpoint
+    from floatscope.models.loader import load
+    from floatscope.models.model import Model
+    from floatscope.models.spec import ModelSpec
+    from floatscope.models.random_checkpoints import write_random
     from floatscope.models.untrained import untrained
-    from floatscope.models.write import write_checkpoint
     from floatscope.pipelines.decode import Decoding, decode
+    from floatscope.pipelines.evaluate import evaluate
     from floatscope.pipelines.final_state import final_state
+    from floatscope.pipelines.intervene import intervene
     from floatscope.pipelines.lens import lens
     from floatscope.pipelines.likelihood import answer_nll
-    from floatscope.pipelines.trace import plan_trace
+    from floatscope.pipelines.stress import stress
+    from floatscope.pipelines.studies import study
+    from floatscope.pipelines.trace import trace
     from floatscope.pipelines.watch import watch
+    from floatscope.reports.build import report
+    from floatscope.reports.score_table import compare
     from floatscope.schema import State
+    from floatscope.tasks.sample import Passage, Sample
+    from floatscope.tasks.sample_files import read_samples
     from floatscope.traces import Run, Trace, create_run, forecast, open_run
 
 
 def __getattr__(name: str) -> Any:
     if name == "analysis":
         return import_module("floatscope.analysis")
-    if name not in _HOME:
+    if name not in _HOMES:
         raise AttributeError(f"module 'floatscope' has no attribute '{name}'")
-    value = getattr(import_module(f"floatscope.{_HOME[name]}"), name)
+    value = getattr(import_module(f"floatscope.{_HOMES[name]}"), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_HOME, "analysis"]
+    return sorted([*__all__, "__version__"])

@@ -1,12 +1,17 @@
-"""The frozen values every room meets at (`Trace`, the fifth, lives in `floatscope.traces`).
+"""The values that all parts of floatscope exchange: what the model sees at a step, and what the step does.
 
-    CanvasState   what the model is about to see: tokens, padding, position states, regions, step, block
-    Commits       what a step wrote: sample, position, predicting row, token, confidence
-    Groups        names + weights [batch, query, group]: whose attention is being added up
-    Reductions    what one attention layer left behind at one step, batch first, field by field
-    Edit          a change to make inside the attention call; `Keys` a rule that picks keys for it
+    Regions       named sets of positions: question, document 3, gold
+    CanvasState   what the model is about to see: tokens, position states, regions, step, block
+    Commits       the tokens a step writes: sample, position, predicting row, token, confidence
+    Step          a canvas before and after its commits
+    Groups        query groups: whose attention is added up, as weights [batch, query, group]
+    Reductions    the fields of one attention layer at one step
 
-They hold tensors and names and nothing else: no models, no files, no metrics.
+    canvas = build_canvas([[5, 6, 7]], new_tokens=4, mask_id=0)
+    canvas                                           # CanvasState(1 × 7 positions, step 0, 4 masked)
+
+They are frozen dataclasses of tensors and names, without models, files or metrics. `Trace`, which stores a sequence of
+steps, is in `floatscope.traces`; edits are in `floatscope.interventions`.
 """
 
 from __future__ import annotations
@@ -22,9 +27,17 @@ from floatscope.errors import UserError
 from floatscope.schema import State
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Regions:
-    """Named sets of positions (question, document 3, gold, …); a position may lie in several or in none."""
+    """Named sets of positions (question, document 3, gold, …); a position may lie in several or in none.
+
+    `member` is None without regions.
+
+    Example:
+        regions = fs.Regions.from_spans([{"question": [(0, 4)], "gold": [(6, 8), (10, 12)]}], length=20)
+        regions  # Regions(question, gold; 1 × 20 positions)
+        regions.member.shape  # [1, 20, 2]
+    """
 
     names: tuple[str, ...] = ()
     member: Bool[Tensor, "batch position region"] | None = None
@@ -38,9 +51,18 @@ class Regions:
         if len(set(self.names)) != len(self.names):
             raise UserError(f"region names must differ, got {', '.join(self.names)}")
 
+    def __repr__(self) -> str:
+        if self.member is None:
+            return "Regions()"
+        batch, positions, _ = self.member.shape
+        return f"Regions({', '.join(self.names)}; {batch} × {positions} positions)"
+
     @staticmethod
     def from_spans(spans: Sequence[Mapping[str, Sequence[tuple[int, int]]]], length: int) -> Regions:
-        """One `{name: [(start, stop), …]}` per sample → membership [sample, length, region], names in order met."""
+        """Build regions from one `{name: [(start, stop), …]}` per sample, on canvases of `length` positions.
+
+        The names are in order of first appearance.
+        """
         names = tuple(dict.fromkeys(name for sample in spans for name in sample))
         member = torch.zeros(len(spans), length, len(names), dtype=torch.bool)
         for b, sample in enumerate(spans):
@@ -52,22 +74,48 @@ class Regions:
         return Regions(names, member)
 
 
-@dataclass(frozen=True)
+def crop_regions(regions: Regions, length: int) -> Regions:
+    """The regions of the first `length` positions, for a canvas that has not yet grown to its full length."""
+    return regions if regions.member is None else replace(regions, member=regions.member[:, :length])
+
+
+@dataclass(frozen=True, repr=False)
 class CanvasState:
-    """A batch of canvases as the forward of `step` will see them, before that step's commits."""
+    """A batch of canvases as the forward of `step` sees them, before that step's commits.
+
+    states  values of `State`
+    block   [start, stop) of the block each sample is filling; None: no blocks
+    active  the samples that are still being decoded; None: all of them. The others do not change
+
+    Example:
+        out = fs.decode(fs.load("twin:mdm"), "What floats?", new_tokens=4, steps=2)
+        out.steps[0].before  # CanvasState(1 × 8 positions, step 0, 4 masked)
+        out.steps[0].before.masked  # [batch, position]
+    """
 
     tokens: Int[Tensor, "batch position"]
-    states: Int[Tensor, "batch position"]  # values of `State`
+    states: Int[Tensor, "batch position"]
     step: int = 0
     regions: Regions = field(default_factory=Regions)
-    block: Int[Tensor, "batch 2"] | None = None  # [start, stop) of the block each sample is filling
-    active: Bool[Tensor, " batch"] | None = None  # samples still being decoded; None: all. The others stand still
+    block: Int[Tensor, "batch 2"] | None = None
+    active: Bool[Tensor, " batch"] | None = None
+
+    def __repr__(self) -> str:
+        batch, positions = self.tokens.shape
+        return f"CanvasState({batch} × {positions} positions, step {self.step}, {int(self.masked.sum())} masked)"
 
     @property
     def valid(self) -> Bool[Tensor, "batch position"]:
+        """True where a position is not padding."""
         return self.states != State.PAD
 
+    @property
+    def masked(self) -> Bool[Tensor, "batch position"]:
+        """True where a position is masked."""
+        return self.states == State.MASKED
+
     def to(self, device: torch.device) -> CanvasState:
+        """This canvas on another device."""
         if self.tokens.device == device:
             return self
         member, block, active = (
@@ -76,73 +124,6 @@ class CanvasState:
         regions = replace(self.regions, member=member)
         tokens, states = self.tokens.to(device), self.states.to(device)
         return replace(self, tokens=tokens, states=states, regions=regions, block=block, active=active)
-
-    @property
-    def masked(self) -> Bool[Tensor, "batch position"]:
-        return self.states == State.MASKED
-
-
-@dataclass(frozen=True)
-class Commits:
-    """The tokens a step wrote, over the whole batch. `row` is the predicting row, the query that decided it."""
-
-    sample: Int[Tensor, " commit"]  # index into the batch
-    position: Int[Tensor, " commit"]
-    row: Int[Tensor, " commit"]
-    token: Int[Tensor, " commit"]
-    confidence: Float[Tensor, " commit"]
-
-    def __len__(self) -> int:
-        return len(self.sample)
-
-    def to(self, device: torch.device) -> Commits:
-        return Commits(*(getattr(self, f.name).to(device) for f in fields(self)))
-
-    @staticmethod
-    def none() -> Commits:
-        empty = torch.zeros(0, dtype=torch.long)
-        return Commits(empty, empty, empty, empty, torch.zeros(0))
-
-
-@dataclass(frozen=True)
-class Groups:
-    """Query groups: R[g, j] = Σ_i weights[i, g] · A[i, j]. A query may be in several groups, with any weight."""
-
-    names: tuple[str, ...]
-    weights: Float[Tensor, "batch query group"]
-
-    @property
-    def count(self) -> Float[Tensor, "batch group"]:
-        """The weight in each group: n_g when the weights are memberships."""
-        return self.weights.sum(1)
-
-    @staticmethod
-    def from_canvas(canvas: CanvasState) -> Groups:
-        """`all`, `masked` and `committed` rows. `predicting` rows are known only after the commits."""
-        s = canvas.states
-        columns = [canvas.valid, s == State.MASKED, s == State.COMMITTED]
-        return Groups(("all", "masked", "committed"), torch.stack(columns, -1).float())
-
-
-@dataclass(frozen=True)
-class Reductions:
-    """One layer of one step. `fields[name]` is batch first, then the axes `capture.fields.FIELDS[name]` gives."""
-
-    layer: int
-    fields: Mapping[str, Tensor]
-
-
-Forward = Callable[[CanvasState, slice], Float[Tensor, "batch row vocabulary"]]
-"""The model as decoding sees it: the logits of the rows asked for."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """The attention of a step belongs to `before`; the commits were decided by that forward and stand in `after`."""
-
-    before: CanvasState
-    after: CanvasState
-    commits: Commits
 
 
 def build_canvas(
@@ -154,10 +135,13 @@ def build_canvas(
     regions: Regions | None = None,
     pad_id: int = 0,
 ) -> CanvasState:
-    """Each prompt, `new_tokens` masks and the suffix, padded on the left. Without a mask id only the prompts.
+    """Build the first canvas: each prompt, `new_tokens` masks and the suffix, padded on the left.
 
-    A mask in a prompt is infilling: it is filled like the others. Regions are counted over prompt, new tokens and
-    suffix.
+    Without a mask id (an ARM) the canvas is the prompts only and grows later. A mask inside a prompt is infilling: it
+    is filled like the others. Regions count positions over the prompt, the new tokens and the suffix.
+
+    >>> build_canvas([[5, 6, 7], [8]], new_tokens=2, mask_id=0)
+    CanvasState(2 × 5 positions, step 0, 4 masked)
     """
     if not prompts or min(map(len, prompts)) + new_tokens < 1:
         raise UserError(f"a canvas needs at least one prompt and one token, got {len(prompts)} prompts")
@@ -172,16 +156,118 @@ def build_canvas(
         if mask_id is not None:
             states[b, start:][tokens[b, start:] == mask_id] = State.MASKED
     regions = Regions() if regions is None else regions
-    full = length + (new_tokens if mask_id is None else 0)
-    if regions.member is not None and regions.member.shape[:2] != (len(prompts), full):
-        given = tuple(regions.member.shape)
+    full_length = length + (new_tokens if mask_id is None else 0)
+    if regions.member is not None and regions.member.shape[:2] != (len(prompts), full_length):
+        batch, positions, _ = regions.member.shape
         raise UserError(
-            f"the regions are for {given[0]} canvases of {given[1]} positions, and there are {len(prompts)} of"
-            f" {full}: count them over prompt and new tokens, from the first position of the left-padded batch"
+            f"the regions are for {batch} canvases of {positions} positions, but there are {len(prompts)} canvases of"
+            f" {full_length}; count positions over prompt and new tokens, from the start of the left-padded batch"
         )
     return CanvasState(tokens, states, regions=regions)
 
 
-def crop_regions(regions: Regions, length: int) -> Regions:
-    """The regions of a canvas that has not grown to its full length yet."""
-    return regions if regions.member is None else replace(regions, member=regions.member[:, :length])
+@dataclass(frozen=True, repr=False)
+class Commits:
+    """The tokens a step writes, over the whole batch.
+
+    sample  index into the batch
+    row     the predicting row: the query whose logits decide the token
+
+    Example:
+        out = fs.decode(fs.load("twin:mdm"), "What floats?", new_tokens=4, steps=2)
+        commits = out.steps[0].commits  # Commits(2 commits)
+        commits.position.tolist(), commits.token.tolist()
+    """
+
+    sample: Int[Tensor, " commit"]
+    position: Int[Tensor, " commit"]
+    row: Int[Tensor, " commit"]
+    token: Int[Tensor, " commit"]
+    confidence: Float[Tensor, " commit"]
+
+    def __len__(self) -> int:
+        return len(self.sample)
+
+    def __repr__(self) -> str:
+        return f"Commits({_count(len(self), 'commit')})"
+
+    def to(self, device: torch.device) -> Commits:
+        """These commits on another device."""
+        return Commits(*(getattr(self, f.name).to(device) for f in fields(self)))
+
+    @staticmethod
+    def empty() -> Commits:
+        """No commits."""
+        none = torch.zeros(0, dtype=torch.long)
+        return Commits(none, none, none, none, torch.zeros(0))
+
+
+@dataclass(frozen=True, repr=False)
+class Step:
+    """One step. Its attention belongs to `before`; the commits, decided by that forward, are written in `after`.
+
+    Example:
+        out = fs.decode(fs.load("twin:mdm"), "What floats?", new_tokens=4, steps=2)
+        out.steps  # [Step(0: 2 commits), Step(1: 2 commits)]
+    """
+
+    before: CanvasState
+    after: CanvasState
+    commits: Commits
+
+    def __repr__(self) -> str:
+        return f"Step({self.before.step}: {_count(len(self.commits), 'commit')})"
+
+
+Forward = Callable[[CanvasState, slice], Float[Tensor, "batch row vocabulary"]]
+"""The model as decoding uses it: (canvas, rows) → the logits of those rows."""
+
+
+@dataclass(frozen=True, repr=False)
+class Groups:
+    """Query groups: R[g, j] = Σ_i weights[i, g] · A[i, j]. A query may be in several groups, with any weight.
+
+    Example:
+        out = fs.decode(fs.load("twin:mdm"), "What floats?", new_tokens=4, steps=2)
+        fs.Groups.from_canvas(out.steps[1].before).count  # rows in `all`, `masked` and `committed`
+    """
+
+    names: tuple[str, ...]
+    weights: Float[Tensor, "batch query group"]
+
+    def __repr__(self) -> str:
+        batch, queries, _ = self.weights.shape
+        return f"Groups({', '.join(self.names)}; {batch} × {queries} queries)"
+
+    @property
+    def count(self) -> Float[Tensor, "batch group"]:
+        """The total weight of each group: the number of its rows, if the weights are 0 or 1."""
+        return self.weights.sum(1)
+
+    @staticmethod
+    def from_canvas(canvas: CanvasState) -> Groups:
+        """The groups `all`, `masked` and `committed`; `predicting` rows are known only after the commits."""
+        s = canvas.states
+        columns = [canvas.valid, s == State.MASKED, s == State.COMMITTED]
+        return Groups(("all", "masked", "committed"), torch.stack(columns, -1).float())
+
+
+@dataclass(frozen=True, repr=False)
+class Reductions:
+    """One layer of one step; `fields[name]` is batch first, then the axes that `schema.FIELDS[name]` lists.
+
+    Example:
+        import torch
+
+        fs.Reductions(layer=3, fields={"residual": torch.ones(1, 12)})  # Reductions(layer 3: residual)
+    """
+
+    layer: int
+    fields: Mapping[str, Tensor]
+
+    def __repr__(self) -> str:
+        return f"Reductions(layer {self.layer}: {', '.join(self.fields)})"
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"

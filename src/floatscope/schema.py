@@ -1,11 +1,14 @@
-"""What a watched forward leaves behind: every field, its axes, its type, the keep level that includes it.
+"""The fields of a watched forward: their axes, their types, and the level that includes each.
 
-This table is the single source for the reducers (what to compute), the trace (how to store it), the forecast (how
-large it will be) and the docs. Axes are those of one sample at one step and layer; a stored trace puts `step` and
-`layer` in front, except that fields with a `commit` axis are stored `[commit, layer, …]` and those of `SHARED` once per
-*visibility* (layers with the same mask share them) as `[step, visibility, group, key]`.
+    fields_at_level("heads")                         # the fields of "summary", and `received_heads`
+    FIELDS["received"].axes                          # ("group", "key")
 
-Levels nest: `summary` ⊂ `heads` ⊂ `rows` ⊂ `full`.
+This table is the single source for the reductions (what to compute), the trace (how to store it), the forecast (how
+large it becomes) and the docs. Axes are those of one sample at one step and layer. A stored trace puts `step` and
+`layer` in front, with two exceptions: fields with a `commit` axis are stored as `[commit, layer, …]`, and the fields of
+SHARED once per *visibility* (layers with the same mask share them), as `[step, visibility, group, key]`.
+
+This module does not import torch.
 """
 
 from __future__ import annotations
@@ -15,32 +18,52 @@ from enum import IntEnum
 
 from floatscope.errors import UserError, unknown_choice
 
+
+class State(IntEnum):
+    """The state of a canvas position when the forward of a step begins.
+
+    Example:
+        out = fs.decode(fs.load("twin:mdm"), "What floats?", new_tokens=4, steps=2)
+        out.steps[1].before.states == fs.State.COMMITTED  # [batch, position]
+    """
+
+    PAD = 0
+    PROMPT = 1
+    MASKED = 2
+    COMMITTED = 3
+
+
 LEVELS = ("summary", "heads", "rows", "full")
+"""Each level includes the fields of those before it."""
+MIN_VISIBLE_ROWS = 16
+"""The lift of a key is ranked if at least this many rows of the group see it (all rows, in a smaller group)."""
+
+# The labels of the axes
+
 GROUPS = ("all", "masked", "committed", "predicting")
 RANKS = 16
+"""The length of a `rank` axis: how many top keys are stored."""
 KEY_STATS = ("qk", "cos", "key_norm", "value_norm", "output_norm", "norm")
 TOP_STATS = ("lift", *KEY_STATS)
 QUANTITIES = (*(f"lift_{g}" for g in GROUPS), *KEY_STATS)
 ORDERS = ("n", "sum", "sumsq")
 HEAD_STATS = ("entropy", "gini", "first", "output_norm", "query_norm")
-MIN_VISIBLE_ROWS = 16
-"""Lift is detected over keys seen by at least this many queries of the group (or by all of a smaller group)."""
 
 
 @dataclass(frozen=True)
 class Field:
+    """One field: its axes, the dtype it is stored in (it is computed in float32), its level and its meaning."""
+
     axes: tuple[str, ...]
-    dtype: str  # as stored; computed in float32
+    dtype: str
     level: str
     meaning: str
 
 
 FIELDS: dict[str, Field] = {
     "received": Field(("group", "key"), "float32", "summary", "received attention, mean scale, mean over heads"),
-    "uniform": Field(
-        ("group", "key"), "float32", "summary", "what `received` would be if every row attended uniformly"
-    ),
-    "seen": Field(("group", "key"), "int32", "summary", "how many rows of the group may see the key"),
+    "uniform": Field(("group", "key"), "float32", "summary", "`received` if every row attended uniformly"),
+    "visible_rows": Field(("group", "key"), "int32", "summary", "how many rows of the group may see the key"),
     "eligible": Field(("group", "key"), "int8", "summary", "1 where enough rows see the key for its lift to be ranked"),
     "top_key": Field(
         ("head", "group", "rank"), "int32", "summary", "the 16 keys of largest lift; -1 where there are fewer"
@@ -49,11 +72,12 @@ FIELDS: dict[str, Field] = {
         ("head", "group", "rank", "top_stat"), "float32", "summary", "lift, mean qk and cos, norms of those keys"
     ),
     "moments": Field(("head", "quantity", "order"), "float32", "summary", "n, Σ, Σ² over eligible keys"),
-    "turned": Field(
+    "score_at_mean_direction": Field(
         ("head", "rank"),
         "float32",
         "summary",
-        "mean qk of the top keys of `all` up to this rank, were they turned to where the other eligible keys point",
+        "mean qk of the top keys of `all` up to this rank if they pointed in the mean direction of the other eligible"
+        " keys",
     ),
     "key_stats": Field(("key_stat", "key"), "float16", "summary", "mean qk and cos, norms; mean over heads"),
     "contribution": Field(
@@ -71,34 +95,26 @@ FIELDS: dict[str, Field] = {
         ("commit", "head", "key_region"), "float16", "summary", "mass of each predicting row on regions"
     ),
     "received_heads": Field(("head", "group", "key"), "float32", "heads", "received attention per head, mean scale"),
-    "rows": Field(("commit", "head", "key"), "float32", "rows", "whole predicting rows"),
+    "rows": Field(("commit", "head", "key"), "float32", "rows", "complete predicting rows"),
     "matrix": Field(("head", "query", "key"), "float32", "full", "the attention matrix"),
 }
-SHARED = ("uniform", "seen", "eligible")
+SHARED = ("uniform", "visible_rows", "eligible")
+"""Fields that layers with the same visibility share."""
 
 
-def fields_at_level(keep: str) -> tuple[str, ...]:
-    """Names of the fields a keep level stores: `fields_of("heads")` is summary's and `received_heads`."""
-    if keep not in LEVELS:
-        raise unknown_choice("keep level", keep, LEVELS)
-    reach = LEVELS.index(keep)
-    return tuple(name for name, f in FIELDS.items() if LEVELS.index(f.level) <= reach)
+def fields_at_level(level: str) -> tuple[str, ...]:
+    """The names of the fields that a level includes."""
+    if level not in LEVELS:
+        raise unknown_choice("level", level, LEVELS)
+    included = LEVELS[: LEVELS.index(level) + 1]
+    return tuple(name for name, f in FIELDS.items() if f.level in included)
 
 
 def check_fields(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Every name is a field, and there is one at least."""
+    """Return the names if there is at least one and all are fields; raise a UserError otherwise."""
     for name in names:
         if name not in FIELDS:
             raise unknown_choice("field", name, FIELDS)
     if not names:
-        raise UserError(f"nothing to keep: name at least one field of {', '.join(FIELDS)}")
+        raise UserError(f"no fields to capture: name at least one of {', '.join(FIELDS)}")
     return names
-
-
-class State(IntEnum):
-    """What a canvas position is when the forward of a step begins."""
-
-    PAD = 0
-    PROMPT = 1
-    MASKED = 2
-    COMMITTED = 3

@@ -1,17 +1,17 @@
-"""Which files are learnt from and which are asked: made before any training, the same on every machine.
+"""The split into training and held-out files, made before any training and the same on every machine.
 
     python studies/pair/split.py --qa qa --text enwik8_clean.txt.xz --out runs/pair/data
 
-| file | is |
+| file | content |
 |---|---|
-| `nq-train.jsonl` | NQ questions to learn from |
-| `nq.jsonl` | NQ questions held apart: a fifth of the articles their passages come from, with all their questions |
-| `xquad.jsonl` | all of XQuAD, held apart |
-| `multihop-train.jsonl` | 2WikiMultiHopQA, HotpotQA and MuSiQue questions to learn from, but yes-or-no ones |
-| `text-train.txt` | the text but for the held articles |
-| `text-held.txt` | its last articles, held apart |
+| `nq-train.jsonl` | NQ questions to train on |
+| `nq.jsonl` | held-out NQ questions: a fifth of the articles of their passages, with all questions of each |
+| `xquad.jsonl` | all of XQuAD, held out |
+| `multihop-train.jsonl` | 2WikiMultiHopQA, HotpotQA and MuSiQue questions to train on, without yes-or-no questions |
+| `text-train.txt` | the text without its held-out articles |
+| `text-held.txt` | its last articles, held out |
 
-`held.json` beside this file has the digests of the files that are held apart.
+`held_out.json` beside this file has the digests of the held-out files.
 """
 
 from __future__ import annotations
@@ -22,18 +22,20 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from floatscope.files.records import digest
-from floatscope.lab.adapt.held import apart
+from floatscope.files.digests import sha256_file
+from floatscope.lab.adapt.corpus import exclude_held_out
 from floatscope.lab.training.text import read_text
-from floatscope.tasks.read import read_samples
 from floatscope.tasks.sample import Sample
+from floatscope.tasks.sample_files import read_samples
 
-HELD = Path(__file__).parent / "held.json"
-FIFTH = 5
-HELD_LINES = 2000  # paragraphs at the end of the text
+DIGESTS = Path(__file__).parent / "held_out.json"
+HELD_OUT_ONE_IN = 5  # articles
+HELD_OUT_LINES = 2000  # paragraphs at the end of the text
+MULTIHOP = ("2wiki_500.json.gz", "hotpot_dev_distractor_100.json", "musique_100.json")
 
 
 def main() -> None:
+    """Write the files; refuse if the held-out files are not those of held_out.json."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--qa", type=Path, required=True, help="folder of the question files")
     parser.add_argument("--text", type=Path, required=True)
@@ -41,37 +43,38 @@ def main() -> None:
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     nq = read_samples(args.qa / "nq-open-oracle.jsonl.gz")
-    held = [s for s in nq if is_held(s)]
+    held_out = [s for s in nq if is_held_out(s)]
     xquad = read_samples(args.qa / "xquad.en.json")
-    train, _ = apart([s for s in nq if not is_held(s)], [*held, *xquad])
-    write(args.out / "nq.jsonl", held)
-    write(args.out / "xquad.jsonl", shuffled(xquad))
+    train, _ = exclude_held_out([s for s in nq if not is_held_out(s)], [*held_out, *xquad])
+    write(args.out / "nq.jsonl", held_out)
+    write(args.out / "xquad.jsonl", shuffle(xquad))
     write(args.out / "nq-train.jsonl", train)
-    files = ("2wiki_500.json.gz", "hotpot_dev_distractor_100.json", "musique_100.json")
-    hops = [sample for file in files for sample in read_samples(args.qa / file)]
-    hops, _ = apart([s for s in hops if s.answers and s.answers[0].lower() not in ("yes", "no")], [*held, *xquad])
-    write(args.out / "multihop-train.jsonl", hops)
+    multihop = [sample for file in MULTIHOP for sample in read_samples(args.qa / file)]
+    open_ended = [s for s in multihop if s.answers and s.answers[0].lower() not in ("yes", "no")]
+    multihop, _ = exclude_held_out(open_ended, [*held_out, *xquad])
+    write(args.out / "multihop-train.jsonl", multihop)
     lines = read_text(args.text).splitlines()
-    (args.out / "text-train.txt").write_text("\n".join(lines[:-HELD_LINES]), encoding="utf-8")
-    (args.out / "text-held.txt").write_text("\n".join(lines[-HELD_LINES:]), encoding="utf-8")
-    kept = {name: digest(args.out / name) for name in ("nq.jsonl", "xquad.jsonl", "text-held.txt")}
-    if HELD.exists() and json.loads(HELD.read_text()) != kept:
-        raise SystemExit(f"the files held apart are not those of {HELD.name}: other question files or another text")
-    HELD.write_text(json.dumps(kept, indent=1) + "\n")
-    print(f"learnt: {len(train)} NQ, {len(hops)} multi-hop; held apart: {len(held)} NQ, {len(xquad)} XQuAD")
+    (args.out / "text-train.txt").write_text("\n".join(lines[:-HELD_OUT_LINES]), encoding="utf-8")
+    (args.out / "text-held.txt").write_text("\n".join(lines[-HELD_OUT_LINES:]), encoding="utf-8")
+    digests = {name: sha256_file(args.out / name) for name in ("nq.jsonl", "xquad.jsonl", "text-held.txt")}
+    if DIGESTS.exists() and json.loads(DIGESTS.read_text()) != digests:
+        raise SystemExit(f"the held-out files are not those of {DIGESTS.name}: other question files or another text")
+    DIGESTS.write_text(json.dumps(digests, indent=1) + "\n")
+    print(f"training: {len(train)} NQ, {len(multihop)} multi-hop; held out: {len(held_out)} NQ, {len(xquad)} XQuAD")
 
 
-def is_held(sample: Sample) -> bool:
-    """By the article of the passage, so that no article is on both sides."""
-    return int(hashlib.sha256(sample.passages[0].title.encode()).hexdigest(), 16) % FIFTH == 0
+def is_held_out(sample: Sample) -> bool:
+    """Whether the article of the passage is held out, so that no article is on both sides."""
+    return int(hashlib.sha256(sample.passages[0].title.encode()).hexdigest(), 16) % HELD_OUT_ONE_IN == 0
 
 
-def shuffled(samples: Iterable[Sample]) -> list[Sample]:
-    """In an order that depends on their ids alone: the first hundred are of many articles."""
+def shuffle(samples: Iterable[Sample]) -> list[Sample]:
+    """Return the samples in an order that depends on their ids alone, so that the first hundred mix many articles."""
     return sorted(samples, key=lambda s: hashlib.sha256(s.id.encode()).hexdigest())
 
 
 def write(path: Path, samples: Iterable[Sample]) -> None:
+    """Write samples as JSON lines, with ids made from the file's name."""
     lines = (json.dumps({**s.as_json(), "id": f"{path.stem}-{i}"}, ensure_ascii=False) for i, s in enumerate(samples))
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 

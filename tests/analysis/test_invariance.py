@@ -8,14 +8,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hand import KINDS, anything, trace_of
+from dense_decodings import KINDS, random_decoding, build_trace
 
 import floatscope as fs
-from floatscope.analysis import TraceView, anchors, build_tables, floating
+from floatscope.analysis import TraceView, analyse, anchor_movement, anchor_tables
 from floatscope.traces import Trace
 
 pytestmark = pytest.mark.filterwarnings("error")
-SHAPE = {"layers": 3, "width": 32, "heads": 4, "kv_heads": 2, "ffn": 48, "vocabulary": 64}
+SHAPE = {"layers": 3, "width": 32, "heads": 4, "kv_heads": 2, "ffn": 48, "vocab_size": 64}
 LENGTHS = (30, 21, 26)
 OF_HEADS = frozenset({"per_head", "row_entropy", "gini", "sinks", "heads", "activity", "qk", "attribution", "norms"})
 OF_COMMITS = frozenset({"last commit", "commits", "order", "arness", "coupling", "answer_rows", "retrieval"})
@@ -25,7 +25,7 @@ DETECTORS = ("zscore(k=1.5)", "rulli(eps=0.3)", "topk(k=3)", "gu(eps=0.08)")
 
 
 def same_tables(ours: list[Trace], theirs: list[Trace], by: str, leave: frozenset[str] = frozenset()) -> None:
-    one, two = build_tables(ours, by), build_tables(theirs, by)
+    one, two = analyse(ours, by), analyse(theirs, by)
     assert one.tables.keys() - leave == two.tables.keys() - leave
     assert one.missing.keys() - leave == two.missing.keys() - leave
     for name, table in one.tables.items():
@@ -45,25 +45,31 @@ def spelled_out(trace: Trace) -> Trace:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", [0, 3])
 def test_heads_may_come_in_any_order(seed, kind):
-    world = anything(seed, kind)
-    order = np.random.default_rng(seed).permutation(world.heads)
-    shuffled = replace(world, attention=[A[:, order] for A in world.attention])
+    decoding = random_decoding(seed, kind)
+    order = np.random.default_rng(seed).permutation(decoding.heads)
+    shuffled = replace(decoding, attention=[A[:, order] for A in decoding.attention])
     for by in DETECTORS:
         same_tables(
-            [trace_of(world)], [trace_of(shuffled)], by, leave=frozenset({"heads", "qk", "activity", "retrieval"})
+            [build_trace(decoding)],
+            [build_trace(shuffled)],
+            by,
+            leave=frozenset({"heads", "qk", "activity", "retrieval"}),
         )
     each = [
-        floating.heads(TraceView(trace_of(w)))["within"].to_numpy().reshape(-1, world.heads) for w in (world, shuffled)
+        anchor_movement.head_floating(TraceView(build_trace(w)))["within"].to_numpy().reshape(-1, decoding.heads)
+        for w in (decoding, shuffled)
     ]
     np.testing.assert_array_equal(each[0][:, order], each[1])
-    found = [anchors.head_anchors(TraceView(trace_of(w), "rulli(eps=1)")).sum(-1) for w in (world, shuffled)]
+    found = [
+        anchor_tables.head_anchors(TraceView(build_trace(w), "rulli(eps=1)")).sum(-1) for w in (decoding, shuffled)
+    ]
     np.testing.assert_array_equal(found[0][:, :, order], found[1])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_traces_may_come_in_any_order(kind):
-    traces = [trace_of(anything(seed, kind), f"{seed}") for seed in range(3)]
-    one, two = (build_tables(t, "rulli(eps=1)").tables for t in (traces, traces[::-1]))
+    traces = [build_trace(random_decoding(seed, kind), f"{seed}") for seed in range(3)]
+    one, two = (analyse(t, "rulli(eps=1)").tables for t in (traces, traces[::-1]))
     for name, table in one.items():
         columns = list(table.columns)
         pd.testing.assert_frame_equal(
@@ -75,7 +81,7 @@ def test_traces_may_come_in_any_order(kind):
 def decoded(request, tmp_path_factory) -> tuple[list[Trace], list[Trace]]:
     """Three prompts in one padded batch, and each by itself."""
     layout = request.param
-    model = fs.load(fs.write_random(tmp_path_factory.mktemp(layout), layout=layout, **SHAPE), device="cpu")
+    model = fs.load(fs.write_random(tmp_path_factory.mktemp(layout), architecture=layout, **SHAPE), device="cpu")
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, 60, n).tolist() for n in LENGTHS]
     longest = max(LENGTHS)
@@ -104,7 +110,7 @@ def decoded(request, tmp_path_factory) -> tuple[list[Trace], list[Trace]]:
 @pytest.mark.parametrize("by", DETECTORS)
 def test_a_padded_batch_gives_the_tables_of_its_samples(decoded, by):
     together, alone = decoded
-    assert set(build_tables(together, by).missing) == ({"qk"} if by.startswith("gu") else set())
+    assert set(analyse(together, by).missing) == ({"qk"} if by.startswith("gu") else set())
     same_tables(together, alone, by)
 
 
@@ -112,14 +118,14 @@ def test_a_padded_batch_gives_the_tables_of_its_samples(decoded, by):
 @pytest.mark.parametrize("by", DETECTORS)
 def test_rows_kept_one_by_one_give_the_tables_of_whole_forwards(seed, by):
     """But for what is said of single heads, which a cache shows at the first step alone."""
-    world = anything(seed, "cached")
-    whole = replace(world, cached=False)
-    same_tables([trace_of(world)], [trace_of(whole)], by, leave=OF_HEADS)
+    decoding = random_decoding(seed, "cached")
+    whole = replace(decoding, cached=False)
+    same_tables([build_trace(decoding)], [build_trace(whole)], by, leave=OF_HEADS)
 
 
 def test_a_cached_model_and_the_same_without_a_cache(tmp_path):
     """Decoded with a cache; then every prefix of what it wrote in a forward of its own, watched."""
-    model = fs.load(fs.write_random(tmp_path / "llama", layout="llama", **SHAPE), device="cpu")
+    model = fs.load(fs.write_random(tmp_path / "llama", architecture="llama", **SHAPE), device="cpu")
     prompt = np.random.default_rng(1).integers(0, 60, 24).tolist()
     out = fs.decode(model, [prompt], new_tokens=8, stop=False, samples=["0.0"], watch=fs.Watch())
     cached = out.trace
@@ -131,5 +137,5 @@ def test_a_cached_model_and_the_same_without_a_cache(tmp_path):
     assert watched.meta["rows"] == "all"
     for by in DETECTORS:  # but for what is not watched with a cache, or without a decoding
         same_tables([spelled_out(cached)], [spelled_out(watched)], by, OF_HEADS | OF_COMMITS)
-    maps = [floating.mean_map([TraceView(trace)], layer=1) for trace in (cached, watched)]
+    maps = [anchor_movement.mean_map([TraceView(trace)], layer=1) for trace in (cached, watched)]
     np.testing.assert_allclose(*maps, rtol=1e-4, atol=1e-6)

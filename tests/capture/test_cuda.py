@@ -1,4 +1,4 @@
-"""On a GPU: the model's own kernel gives its bits and its log-sum-exp, and the Triton kernel the stated accuracy."""
+"""On a GPU: the output equals the model's own kernel bit for bit, and the Triton kernel has the stated accuracy."""
 
 from __future__ import annotations
 
@@ -6,116 +6,125 @@ from dataclasses import replace
 
 import pytest
 import torch
-from calls import call_of, mask, off, probabilities
-from test_changes import PARTS, some
+from calls import make_call, make_mask, probabilities, relative_error
+from test_edit_tensors import EDIT_NAMES, draw_edits
 from torch.nn import functional
 
 from floatscope.capture import dense
-from floatscope.capture.ask import ReductionSpec, row_mean
-from floatscope.capture.attention import Attention
-from floatscope.capture.changed import attend
-from floatscope.capture.changes import Changes
-from floatscope.capture.received import backend_for, receive
+from floatscope.capture.attention import AttentionCall
+from floatscope.capture.backends import reduce_attention, select_backend
+from floatscope.capture.edit_tensors import EditTensors
+from floatscope.capture.edited_attention import attend_with_edits
+from floatscope.capture.reduction_spec import ReductionSpec, entropy_row_weights
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LIMIT = {torch.float32: 5e-6, torch.bfloat16: 1e-3, torch.float16: 1e-3}
 
 
-def on_gpu(call: Attention) -> Attention:
-    see = call.visible
-    return Attention(
+def call_to_gpu(call: AttentionCall) -> AttentionCall:
+    visibility = call.visibility
+    return AttentionCall(
         call.query.cuda(),
         call.key.cuda(),
         call.value.cuda(),
-        replace(see, valid=None if see.valid is None else see.valid.cuda()),
+        replace(visibility, valid=None if visibility.valid is None else visibility.valid.cuda()),
         call.scaling,
-        None if call.changes is None else moved(call.changes),
+        None if call.edits is None else edits_to_gpu(call.edits),
     )
 
 
-def moved(changes: Changes) -> Changes:
-    def there(part):
+def edits_to_gpu(edits: EditTensors) -> EditTensors:
+    def to_gpu(part):
         return replace(part, **{k: v.cuda() for k, v in vars(part).items() if isinstance(v, torch.Tensor)})
 
-    return Changes(
-        tuple(map(there, changes.biases)),
-        None if changes.sink is None else changes.sink.cuda(),
-        tuple(map(there, changes.moves)),
-        None if changes.silent is None else changes.silent.cuda(),
+    return EditTensors(
+        tuple(map(to_gpu, edits.biases)),
+        None if edits.sink is None else edits.sink.cuda(),
+        tuple(map(to_gpu, edits.moves)),
+        None if edits.silent_heads is None else edits.silent_heads.cuda(),
     )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("repeats", [1, 4])
 @pytest.mark.parametrize("kind", ["full", "causal"])
-def test_unpadded_attention_is_what_sdpa_gives_bit_for_bit(kind, repeats, dtype):
-    call = on_gpu(call_of(mask(kind, 2, 256, 256), heads=8, repeats=repeats, dim=64, dtype=dtype))
-    want = functional.scaled_dot_product_attention(
+def test_unpadded_attention_equals_sdpa_bit_for_bit(kind, repeats, dtype):
+    call = call_to_gpu(make_call(make_mask(kind, 2, 256, 256), heads=8, repeats=repeats, dim=64, dtype=dtype))
+    expected = functional.scaled_dot_product_attention(
         call.query, call.key, call.value, is_causal=kind == "causal", scale=call.scaling, enable_gqa=repeats > 1
     )
-    assert torch.equal(attend(call).output, want)
+    assert torch.equal(attend_with_edits(call).output, expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("side", ["none", "left", "right"])
 @pytest.mark.parametrize("kind", ["full", "causal"])
 @pytest.mark.parametrize("backend", ["auto", "blocked"])
-def test_received_attention_is_as_accurate_as_stated(backend, kind, side, dtype):
-    """Group `all`, random weights and single rows, with entropy and carried values."""
-    m = mask(kind, 2, 300, 300, side)
-    call = call_of(m, heads=4, repeats=2, dim=64, dtype=dtype)
-    counts = m.standing[..., None]
+def test_received_attention_has_the_stated_accuracy(backend, kind, side, dtype):
+    """Group `all`, random weights and single rows, with entropy and carry."""
+    m = make_mask(kind, 2, 300, 300, side)
+    call = make_call(m, heads=4, repeats=2, dim=64, dtype=dtype)
+    counts = m.valid_rows[..., None]
     weights = torch.rand(2, 300, 20)
     weights[..., 0] = 1.0
     for g in range(1, 10):
         weights[..., g] = torch.arange(300) == 33 * g
     weights = weights * counts
-    entropy = row_mean(m.standing, m.table.sum(-1)[:, 0].float())
+    entropy = entropy_row_weights(m.valid_rows, m.table.sum(-1)[:, 0].float())
     carry = torch.rand(2, 300, 3)
-    gpu = on_gpu(call)
-    lse = attend(gpu).lse
+    gpu = call_to_gpu(call)
+    lse = attend_with_edits(gpu).lse
     if backend == "auto" and lse is not None:
-        assert backend_for(gpu) == "triton"
-    got = receive(gpu, lse, ReductionSpec(weights.cuda(), entropy.cuda()), carry.cuda(), backend)
+        assert select_backend(gpu) == "triton"
+    result = reduce_attention(gpu, lse, ReductionSpec(weights.cuda(), entropy.cuda()), carry.cuda(), backend)
     A = probabilities(call, m)
     rows = -torch.where(A > 0, A * A.clamp_min(1e-300).log(), 0.0).sum(-1)
-    onward = (A @ carry.double()[:, None]).mean(1)
-    assert off(got.received.cpu(), torch.einsum("bhij,big->bhgj", A, weights.double())) <= LIMIT[dtype]
-    assert float((got.entropy.cpu() - (rows * entropy[:, None]).sum(-1)).abs().max()) <= 1e-3
-    assert off((got.carried.cpu() * counts).flatten(1), (onward * counts).flatten(1)) <= LIMIT[dtype]
+    attended_carry = (A @ carry.double()[:, None]).mean(1)
+    assert relative_error(result.received.cpu(), torch.einsum("bhij,big->bhgj", A, weights.double())) <= LIMIT[dtype]
+    assert float((result.entropy.cpu() - (rows * entropy[:, None]).sum(-1)).abs().max()) <= 1e-3
+    assert (
+        relative_error((result.attended_carry.cpu() * counts).flatten(1), (attended_carry * counts).flatten(1))
+        <= LIMIT[dtype]
+    )
 
 
-def test_tf32_allowed_for_the_model_is_not_used_for_the_capture():
-    m = mask("window", 1, 200, 200, size=50)
-    call = call_of(m, heads=4, dim=64)
-    want = torch.einsum("bhij->bhj", probabilities(call, m))
+def test_tf32_of_the_model_is_not_used_for_the_capture():
+    m = make_mask("window", 1, 200, 200, size=50)
+    call = make_call(m, heads=4, dim=64)
+    expected = torch.einsum("bhij->bhj", probabilities(call, m))
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
-        got = receive(
-            on_gpu(call), None, ReductionSpec(torch.ones(1, 200, 1, device="cuda")), None, "blocked"
+        result = reduce_attention(
+            call_to_gpu(call), None, ReductionSpec(torch.ones(1, 200, 1, device="cuda")), None, "blocked"
         ).received[:, :, 0]
         assert torch.get_float32_matmul_precision() == "high"
     finally:
         torch.set_float32_matmul_precision(before)
-    assert off(got.cpu(), want) <= 5e-6
+    assert relative_error(result.cpu(), expected) <= 5e-6
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("side", ["none", "left"])
 @pytest.mark.parametrize("kind", ["full", "causal"])
-@pytest.mark.parametrize("part", PARTS)
-def test_what_is_changed_is_executed_and_captured(part, kind, side, dtype):
-    m = mask(kind, 2, 300, 300, side)
-    call = call_of(m, heads=4, repeats=2, dim=64, dtype=dtype)
-    call = replace(call, changes=some(part, m, 4, torch.Generator().manual_seed(0)))
-    rows = m.standing[:, None, :, None]
-    ask = ReductionSpec((torch.rand(2, 300, 3) + 0.1) * m.standing[..., None])
-    gpu = on_gpu(call)
-    done = attend(gpu)
-    got = receive(gpu, done.lse, ReductionSpec(ask.weights.cuda()))
+@pytest.mark.parametrize("name", EDIT_NAMES)
+def test_edits_are_executed_and_captured(name, kind, side, dtype):
+    m = make_mask(kind, 2, 300, 300, side)
+    call = make_call(m, heads=4, repeats=2, dim=64, dtype=dtype)
+    call = replace(call, edits=draw_edits(name, m, 4, torch.Generator().manual_seed(0)))
+    rows = m.valid_rows[:, None, :, None]
+    spec = ReductionSpec((torch.rand(2, 300, 3) + 0.1) * m.valid_rows[..., None])
+    gpu = call_to_gpu(call)
+    attended = attend_with_edits(gpu)
+    result = reduce_attention(gpu, attended.lse, ReductionSpec(spec.weights.cuda()))
     limit = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}[dtype]
-    assert off((done.output.cpu() * rows).flatten(2), (dense.output(call) * rows).flatten(2)) <= limit
-    assert off(got.received.cpu().flatten(2), dense.receive(call, None, ask).received.flatten(2)) <= LIMIT[dtype]
+    assert (
+        relative_error((attended.output.cpu() * rows).flatten(2), (dense.attention_output(call) * rows).flatten(2))
+        <= limit
+    )
+    assert (
+        relative_error(result.received.cpu().flatten(2), dense.reduce_attention(call, None, spec).received.flatten(2))
+        <= LIMIT[dtype]
+    )

@@ -1,4 +1,4 @@
-"""Influence: finite differences, batches and parallel commits that change nothing, and a decoding left as it was."""
+"""Influence equals finite differences, is the same in batches and parallel commits, and changes no decoding."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausa
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 import floatscope as fs
-from floatscope.capture import influence as room
-from floatscope.capture.influence import influence
-from floatscope.traces.file import read_trace, write_trace
+from floatscope.capture import influence
+from floatscope.capture.influence import compute_influence
 from floatscope.traces.recorder import Recorder
+from floatscope.traces.trace_file import read_trace, write_trace
 
 WIDTH = 16
 SHAPE = {
@@ -33,8 +33,8 @@ KINDS = ("unshifted", "shifted", "encoder", "arm")
 FOUR = {"new_tokens": 4, "stop": False}
 
 
-def model_of(kind: str, dtype: torch.dtype = torch.float64) -> fs.Model:
-    """LLaDA-like, Dream-like, BERT or a causal one; the first two and the last have two query heads per KV head."""
+def make_model(kind: str, dtype: torch.dtype = torch.float64) -> fs.Model:
+    """A model like LLaDA, Dream, BERT or a causal one; all but BERT have two query heads per KV head."""
     torch.manual_seed(1)
     if kind == "encoder":
         module: nn.Module = BertForMaskedLM(BertConfig(**SHAPE))
@@ -42,80 +42,82 @@ def model_of(kind: str, dtype: torch.dtype = torch.float64) -> fs.Model:
         config = LlamaConfig(**SHAPE, num_key_value_heads=2, bos_token_id=None, eos_token_id=None, pad_token_id=0)
         module = LlamaForCausalLM(config)
     for part in module.modules() if dtype == torch.float64 else ():
-        if isinstance(part, LlamaRMSNorm):  # whose own forward is float32 whatever the model is
-            part.forward = partial(normed, part)
+        if isinstance(part, LlamaRMSNorm):  # its own forward always computes in float32
+            part.forward = partial(rms_norm, part)
     arm = kind == "arm"
     spec = fs.ModelSpec(kind, "arm" if arm else "mdm", None if arm else MASK, shift=kind in ("shifted", "arm"))
     return fs.Model(module.eval().to(dtype), replace(spec, eos_id=EOS))
 
 
-def normed(part: LlamaRMSNorm, x: torch.Tensor) -> torch.Tensor:
+def rms_norm(part: LlamaRMSNorm, x: torch.Tensor) -> torch.Tensor:
     return part.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + part.variance_epsilon)
 
 
-def steps_of(model: fs.Model, prompts: list[list[int]] = PROMPTS) -> list[fs.Step]:
+def decode_steps(model: fs.Model, prompts: list[list[int]] = PROMPTS) -> list[fs.Step]:
     return fs.decode(model, prompts, **FOUR, **({} if model.spec.name == "arm" else {"steps": 2})).steps
 
 
-def of(model: fs.Model, step: fs.Step) -> torch.Tensor:
-    return influence(model.forward, model.module, step.before, step.commits)
+def influence_of(model: fs.Model, step: fs.Step) -> torch.Tensor:
+    return compute_influence(model.forward, model.module, step.before, step.commits)
 
 
 def differences(model: fs.Model, tokens: torch.Tensor, row: int, token: int) -> torch.Tensor:
     """[key]: the norm of the logit's central differences along a random basis of each position's embedding.
 
-    The text alone, without padding, through `inputs_embeds`.
+    It runs the sample without padding, through `inputs_embeds`.
     """
     embedded, eps = model.module.get_input_embeddings()(tokens), 1e-5
     basis, _ = torch.linalg.qr(torch.randn(WIDTH, WIDTH, dtype=torch.float64))
     extra = {"is_causal": False} if model.spec.name in ("unshifted", "shifted") else {}
     norms = []
     for j in range(len(tokens)):
-        moved = embedded.repeat(2 * WIDTH, 1, 1)
-        moved[:, j] += torch.cat([eps * basis, -eps * basis])
-        up, down = model.module(inputs_embeds=moved, **extra).logits[:, row, token].split(WIDTH)
+        shifted = embedded.repeat(2 * WIDTH, 1, 1)
+        shifted[:, j] += torch.cat([eps * basis, -eps * basis])
+        up, down = model.module(inputs_embeds=shifted, **extra).logits[:, row, token].split(WIDTH)
         norms.append(((up - down) / (2 * eps)).norm())
     return torch.stack(norms)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
-def test_it_is_the_norm_of_finite_differences(kind):
-    model = model_of(kind)
-    seen = 0
-    for step in steps_of(model):
-        got = of(model, step)
-        assert (got.dtype, got.shape) == (torch.float32, (len(step.commits), step.before.tokens.shape[1]))
+def test_influence_is_the_norm_of_finite_differences(kind):
+    model = make_model(kind)
+    checked = 0
+    for step in decode_steps(model):
+        actual = influence_of(model, step)
+        assert (actual.dtype, actual.shape) == (torch.float32, (len(step.commits), step.before.tokens.shape[1]))
         for c, b in enumerate(step.commits.sample.tolist()):
             valid, start = step.before.valid[b], int((~step.before.valid[b]).sum())
             row, token = int(step.commits.row[c]) - start, int(step.commits.token[c])
-            want = differences(model, step.before.tokens[b, valid], row, token)
-            torch.testing.assert_close(got[c, valid].double(), want, rtol=1e-5, atol=1e-6)
-            assert (got[c, ~valid] == 0).all()
+            expected = differences(model, step.before.tokens[b, valid], row, token)
+            torch.testing.assert_close(actual[c, valid].double(), expected, rtol=1e-5, atol=1e-6)
+            assert (actual[c, ~valid] == 0).all()
             if kind == "arm":
-                assert (want > 1e-3).all()  # the last row decides, and sees everything
-            seen += 1
-    assert seen == 8
+                assert (expected > 1e-3).all()  # the last row predicts, and sees every position
+            checked += 1
+    assert checked == 8
 
 
 @pytest.mark.parametrize("kind", ["unshifted", "shifted", "encoder"])
-def test_a_commit_of_a_parallel_step_is_what_it_is_alone(kind):
-    model = model_of(kind)
-    step = steps_of(model)[0]
-    together = of(model, step)
+def test_parallel_commits_equal_single_ones(kind):
+    model = make_model(kind)
+    step = decode_steps(model)[0]
+    together = influence_of(model, step)
     assert torch.bincount(step.commits.sample).tolist() == [2, 2]
     names = ("sample", "position", "row", "token", "confidence")
     for c in range(len(step.commits)):
         alone = fs.Commits(*(getattr(step.commits, name)[[c]] for name in names))
-        torch.testing.assert_close(of(model, replace(step, commits=alone))[0], together[c], rtol=1e-6, atol=1e-7)
-    assert of(model, replace(step, commits=fs.Commits.none())).shape == (0, step.before.tokens.shape[1])
+        torch.testing.assert_close(
+            influence_of(model, replace(step, commits=alone))[0], together[c], rtol=1e-6, atol=1e-7
+        )
+    assert influence_of(model, replace(step, commits=fs.Commits.empty())).shape == (0, step.before.tokens.shape[1])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_batch_gives_what_its_samples_give_alone(kind, monkeypatch):
-    model, watch = model_of(kind), fs.Watch(influence=True)
+def test_a_batch_equals_its_samples_alone(kind, monkeypatch):
+    model, watch = make_model(kind), fs.Watch(influence=True)
     together = fs.decode(model, PROMPTS, samples=["a", "b"], watch=watch, **FOUR).traces
-    monkeypatch.setattr(room, "AT_ONCE", 1)  # a sample at a time
+    monkeypatch.setattr(influence, "EMBEDDING_ELEMENTS", 1)  # a sample at a time
     in_parts = fs.decode(model, PROMPTS, samples=["a", "b"], watch=watch, **FOUR).traces
     for prompt, trace, part in zip(PROMPTS, together, in_parts, strict=True):
         alone = fs.decode(model, [prompt], samples=[trace.sample], watch=watch, **FOUR).trace
@@ -125,11 +127,11 @@ def test_a_batch_gives_what_its_samples_give_alone(kind, monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_else_of_the_decoding_changes(kind, dtype):
-    model = model_of(kind, dtype)
+def test_influence_changes_nothing_else_in_the_decoding(kind, dtype):
+    model = make_model(kind, dtype)
     plain, with_it = (
-        fs.decode(model, PROMPTS, temperature=1.0, seed=3, watch=fs.Watch("rows", influence=asked), **FOUR)
-        for asked in (False, True)
+        fs.decode(model, PROMPTS, temperature=1.0, seed=3, watch=fs.Watch("rows", influence=with_influence), **FOUR)
+        for with_influence in (False, True)
     )
     assert torch.equal(plain.tokens, with_it.tokens)
     for one, other in zip(plain.traces, with_it.traces, strict=True):
@@ -140,33 +142,33 @@ def test_nothing_else_of_the_decoding_changes(kind, dtype):
         assert {**one.meta, "fields": [*one.meta["fields"], "influence"]} == other.meta
 
 
-def test_a_trace_has_it_for_the_canvas_of_each_step(tmp_path):
-    """An autoregressive canvas grows: what a step did not have is NaN, what it had is not."""
-    for trace in fs.decode(model_of("arm"), PROMPTS, watch=fs.Watch(influence=True), **FOUR).traces:
-        moved, keys = trace.arrays["influence"], trace.arrays["keys"][trace.arrays["commit_step"]]
-        assert moved.dtype == np.float32
-        assert moved.shape == (4, keys[-1])
-        assert (np.isnan(moved) == (np.arange(keys[-1]) >= keys[:, None])).all()
+def test_a_trace_stores_influence_on_the_canvas_of_each_step(tmp_path):
+    """An autoregressive canvas grows: positions that a step did not have are NaN, the others are numbers."""
+    for trace in fs.decode(make_model("arm"), PROMPTS, watch=fs.Watch(influence=True), **FOUR).traces:
+        shifted, keys = trace.arrays["influence"], trace.arrays["keys"][trace.arrays["commit_step"]]
+        assert shifted.dtype == np.float32
+        assert shifted.shape == (4, keys[-1])
+        assert (np.isnan(shifted) == (np.arange(keys[-1]) >= keys[:, None])).all()
         write_trace(tmp_path / "trace.safetensors", trace)
         back = read_trace(tmp_path / "trace.safetensors")
-        assert back.arrays["influence"].tobytes() == moved.tobytes()
+        assert back.arrays["influence"].tobytes() == shifted.tobytes()
         assert (back.axes, back.meta) == (trace.axes, trace.meta)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_half_precision_is_near_single(kind):
-    model = model_of(kind, torch.bfloat16)
-    step = steps_of(model)[0]
-    got = of(model, step)
+def test_half_precision_is_close_to_single(kind):
+    model = make_model(kind, torch.bfloat16)
+    step = decode_steps(model)[0]
+    actual = influence_of(model, step)
     model.module.float()  # the same weights
-    want = of(model, step)
-    assert got.dtype == torch.float32
-    assert float((got - want).norm() / want.norm()) < 0.08
+    expected = influence_of(model, step)
+    assert actual.dtype == torch.float32
+    assert float((actual - expected).norm() / expected.norm()) < 0.08
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_it_works_where_gradients_are_off(mode):
-    model = model_of("shifted")
+def test_influence_works_where_gradients_are_off(mode):
+    model = make_model("shifted")
     out = fs.decode(model, PROMPTS, watch=fs.Watch(influence=True), **FOUR)
     with mode():
         inside = fs.decode(model, PROMPTS, watch=fs.Watch(influence=True), **FOUR).traces
@@ -174,52 +176,52 @@ def test_it_works_where_gradients_are_off(mode):
         np.testing.assert_array_equal(one.arrays["influence"], other.arrays["influence"])
 
 
-def left(module: nn.Module) -> tuple[object, ...]:
+def model_state(module: nn.Module) -> tuple[object, ...]:
     hooks = [len(part._forward_hooks) + len(part._forward_pre_hooks) for part in module.modules()]
     grads = [(p.requires_grad, p.grad) for p in module.parameters()]
     return module.config._attn_implementation, hooks, grads, torch.is_grad_enabled()
 
 
 @pytest.mark.parametrize("kind", ["unshifted", "arm"])
-def test_the_model_attends_by_itself_and_is_left_as_it_was(kind):
-    model = model_of(kind)
-    module, by = model.module, []
+def test_the_model_uses_its_own_attention_and_is_restored(kind):
+    model = make_model(kind)
+    module, implementations = model.module, []
     module.lm_head.weight.requires_grad_(False)
-    before = left(module)
-    handle = module.model.register_forward_hook(lambda *_: by.append(module.config._attn_implementation))
+    before = model_state(module)
+    handle = module.model.register_forward_hook(lambda *_: implementations.append(module.config._attn_implementation))
     _ = fs.decode(model, PROMPTS, watch=fs.Watch(influence=True), **FOUR).traces
-    assert by == ["floatscope", before[0]] * 4
+    assert implementations == ["floatscope", before[0]] * 4
     handle.remove()
-    assert left(module) == before
+    assert model_state(module) == before
 
-    def fails(*_):
+    def fail(*_):
         if torch.is_grad_enabled():
             raise KeyError("in the second forward")
 
-    handle = module.model.layers[1].register_forward_hook(fails)
+    handle = module.model.layers[1].register_forward_hook(fail)
     with pytest.raises(KeyError, match="in the second forward"):
         _ = fs.decode(model, PROMPTS, watch=fs.Watch(influence=True), **FOUR).traces
     handle.remove()
-    assert left(module) == before
+    assert model_state(module) == before
 
 
-def test_padding_has_none_whatever_the_model_makes_of_it():
-    """A model that adds up all embeddings, of padding too: by each of them the gradient is a column of weights."""
-    model, weight = model_of("unshifted"), torch.randn(WIDTH, 50, dtype=torch.float64)
-    step = steps_of(model)[0]
+def test_padding_has_no_influence_in_any_model():
+    """A model that adds up all embeddings, padding included: the gradient by each of them is a column of weights."""
+    model, weight = make_model("unshifted"), torch.randn(WIDTH, 50, dtype=torch.float64)
+    step = decode_steps(model)[0]
 
     def forward(canvas, rows):
         total = model.module.get_input_embeddings()(canvas.tokens).sum(1, keepdim=True) @ weight
         return total.expand(-1, rows.stop - rows.start, -1)
 
-    want = weight[:, step.commits.token].norm(dim=0)[:, None] * step.before.valid[step.commits.sample]
-    torch.testing.assert_close(influence(forward, model.module, step.before, step.commits), want.float())
+    expected = weight[:, step.commits.token].norm(dim=0)[:, None] * step.before.valid[step.commits.sample]
+    torch.testing.assert_close(compute_influence(forward, model.module, step.before, step.commits), expected.float())
 
 
-def test_both_ways_into_a_model_leave_the_same():
+def test_both_hooks_give_the_same_influence():
     traces = []
     for follows in (True, False):
-        model = model_of("unshifted")
+        model = make_model("unshifted")
         model.module._supports_attention_backend = follows
         traces.append(fs.decode(model, PROMPTS, watch=fs.Watch(influence=True), **FOUR).traces)
     for one, other in zip(*traces, strict=True):
@@ -227,43 +229,45 @@ def test_both_ways_into_a_model_leave_the_same():
 
 
 class Hidden(nn.Module):
-    """A model that keeps its embedding to itself."""
+    """A model without get_input_embeddings."""
 
     def forward(self, input_ids):
         raise AssertionError
 
 
-def test_what_cannot_be_differentiated_is_refused(monkeypatch):
+def test_models_that_cannot_be_differentiated_are_refused(monkeypatch):
     hidden = fs.Model(Hidden(), fs.ModelSpec("hidden", "mdm", MASK))
-    with pytest.raises(fs.UserError, match=r"Hidden does not tell which they are \(get_input_embeddings\)"):
+    with pytest.raises(fs.UserError, match=r"Hidden does not provide them \(get_input_embeddings\)"):
         fs.decode(hidden, PROMPTS, watch=fs.Watch(influence=True), **FOUR)
-    model = model_of("unshifted")
-    step = steps_of(model)[0]
+    model = make_model("unshifted")
+    step = decode_steps(model)[0]
 
-    def refused(forward, said):
-        before = left(model.module)
-        with pytest.raises(fs.UserError, match=said):
-            influence(forward, model.module, step.before, step.commits)
-        assert left(model.module) == before
+    def refused(forward, message):
+        before = model_state(model.module)
+        with pytest.raises(fs.UserError, match=message):
+            compute_influence(forward, model.module, step.before, step.commits)
+        assert model_state(model.module) == before
 
     refused(torch.no_grad()(model.forward), r"this model cannot be differentiated \(element 0 of tensors does")
     embed = model.module.get_input_embeddings()
-    refused(lambda canvas, rows: model.forward(canvas, rows) + embed(canvas.tokens).sum(), "once a forward, and Emb")
+    refused(lambda canvas, rows: model.forward(canvas, rows) + embed(canvas.tokens).sum(), "once per forward, but Emb")
     refused(lambda canvas, rows: model.forward(canvas, rows) * torch.inf, "NaN or infinite at step 0; try float32")
 
     def full(*_):
         raise torch.OutOfMemoryError
 
-    refused(full, "a forward over 10 positions computes, and that does not fit in the memory of cpu; give shorter")
+    refused(full, "a forward over 10 positions, which do not fit in the memory of cpu; use shorter")
 
 
-def test_without_commits_it_is_refused_in_a_sentence():
-    model = model_of("unshifted")
-    with pytest.raises(fs.UserError, match="influence is of the tokens a step commits, which `watch` does not know"):
+def test_influence_without_commits_is_refused():
+    model = make_model("unshifted")
+    with pytest.raises(fs.UserError, match="influence needs the commits of a step, which `watch` does not know"):
         with fs.watch(model, influence=True):
             pass
     out = fs.decode(model, PROMPTS, watch=fs.Watch(influence=True), **FOUR)
-    with pytest.raises(fs.UserError, match="and final_state is no step; leave influence out"):
+    with pytest.raises(
+        fs.UserError, match="influence needs the commits of a step, and final_state has no steps; leave influence out"
+    ):
         fs.final_state(out, fs.Watch(influence=True))
     assert "influence" not in fs.final_state(out)[0].arrays
     assert "influence" not in fs.final_state(out)[0].meta["fields"]

@@ -1,4 +1,4 @@
-"""Nothing a watched forward allocates grows with T²: the largest tensor any operation returns is counted."""
+"""No allocation of a watched forward grows with T²: the tests measure the largest tensor any operation returns."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralFo
 
 from floatscope.canvas import CanvasState, Commits, Regions
 from floatscope.capture import attention, blocked, visibility
+from floatscope.capture.hooks import attach
 from floatscope.capture.watcher import Watch, Watcher
-from floatscope.capture.ways import attach
 from floatscope.schema import State
 
 SHAPE = {
@@ -27,7 +27,7 @@ BUDGET = 4 * blocked.CPU_BLOCK  # bytes of one block of fp32 probabilities
 LENGTHS = (512, 1024, 2048, 4096)
 
 
-class Largest(TorchDispatchMode):
+class LargestStorage(TorchDispatchMode):
     """The largest storage any operation has returned, in bytes."""
 
     bytes = 0
@@ -40,7 +40,7 @@ class Largest(TorchDispatchMode):
         return out
 
 
-def canvas(T: int, padded: bool) -> CanvasState:
+def make_canvas(T: int, padded: bool) -> CanvasState:
     states = torch.full((2, T), int(State.PROMPT))
     states[:, -8:] = int(State.MASKED)
     if padded:
@@ -49,18 +49,18 @@ def canvas(T: int, padded: bool) -> CanvasState:
     return CanvasState(torch.randint(0, 16, (2, T)), states, regions=regions)
 
 
-def peak(model: torch.nn.Module, T: int, causal: bool, padded: bool, keep: str = "summary") -> int:
-    state, watcher = canvas(T, padded), Watcher(Watch(level=keep), rows=True)
+def peak_bytes(model: torch.nn.Module, T: int, causal: bool, padded: bool, level: str = "summary") -> int:
+    state, watcher = make_canvas(T, padded), Watcher(Watch(level=level), predicting_rows=True)
     last = torch.tensor([T - 1])
-    with torch.no_grad(), attach(model, watcher), Largest() as largest:
+    with torch.no_grad(), attach(model, watcher), LargestStorage() as largest:
         watcher.begin(state)
         model(input_ids=state.tokens, attention_mask=state.valid.long(), is_causal=causal, use_cache=False)
         watcher.finish(Commits(last * 0, last, last, last, torch.ones(1)))
     return largest.bytes
 
 
-def linear(peaks: dict[int, int], budget: int) -> bool:
-    """From one length to the next it at most doubles, or stays below a constant."""
+def is_linear(peaks: dict[int, int], budget: int) -> bool:
+    """Whether the peak at most doubles from one length to the next, or stays below `budget`."""
     return all(b <= max(2.1 * a, budget) for a, b in zip(peaks.values(), list(peaks.values())[1:], strict=False))
 
 
@@ -68,30 +68,30 @@ def linear(peaks: dict[int, int], budget: int) -> bool:
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 def test_a_watched_forward_grows_with_the_length_not_its_square(causal, padded):
     model = LlamaForCausalLM(LlamaConfig(**SHAPE)).eval()
-    peaks = {T: peak(model, T, causal, padded) for T in LENGTHS}
-    assert linear(peaks, BUDGET), peaks
+    peaks = {T: peak_bytes(model, T, causal, padded) for T in LENGTHS}
+    assert is_linear(peaks, BUDGET), peaks
     assert peaks[4096] < 4096**2, peaks  # not even one byte for each pair
 
 
-def test_every_head_and_predicting_row_may_be_kept_too():
+def test_level_rows_grows_with_the_length_too():
     model = LlamaForCausalLM(LlamaConfig(**SHAPE)).eval()
-    peaks = {T: peak(model, T, causal=False, padded=True, keep="rows") for T in LENGTHS}
-    assert linear(peaks, BUDGET), peaks
+    peaks = {T: peak_bytes(model, T, causal=False, padded=True, level="rows") for T in LENGTHS}
+    assert is_linear(peaks, BUDGET), peaks
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["unpadded", "padded"])
-def test_a_window_is_expanded_by_blocks(padded, monkeypatch):
+def test_the_mask_of_a_window_is_expanded_by_blocks(padded, monkeypatch):
     """Windows have no kernel of their own: their mask is expanded a few rows at a time."""
     monkeypatch.setattr(attention, "MASK_BLOCK", 2**16)
-    monkeypatch.setattr(visibility, "EXPANDED", 2**16)
+    monkeypatch.setattr(visibility, "PAIR_BLOCK", 2**16)
     model = MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=100)).eval()
-    peaks = {T: peak(model, T, True, padded) for T in LENGTHS[:3]}
-    assert linear(peaks, BUDGET), peaks
+    peaks = {T: peak_bytes(model, T, True, padded) for T in LENGTHS[:3]}
+    assert is_linear(peaks, BUDGET), peaks
     assert peaks[2048] < 2048**2, peaks
 
 
-def test_the_whole_matrix_would_be_noticed():
+def test_level_full_grows_with_the_square():
     model = LlamaForCausalLM(LlamaConfig(**SHAPE)).eval()
-    peaks = {T: peak(model, T, causal=False, padded=False, keep="full") for T in (1024, 2048)}
-    assert not linear(peaks, BUDGET)
+    peaks = {T: peak_bytes(model, T, causal=False, padded=False, level="full") for T in (1024, 2048)}
+    assert not is_linear(peaks, BUDGET)
     assert peaks[2048] >= 4 * 2048**2

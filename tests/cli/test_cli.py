@@ -1,83 +1,154 @@
-"""How the command line answers: help at once, mistakes in one sentence, exit codes that scripts can read."""
+"""The command line as a whole: mistakes in one sentence, exit codes that scripts can read, shared option tables."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
+import re
 import subprocess
 import sys
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import floatscope
-from floatscope.cli.main import app
+from floatscope.cli import options, twins
+from floatscope.cli.main import RENAMED_OPTIONS, app
+from floatscope.models.device import DTYPES
 from floatscope.pipelines import doctor
-from floatscope.pipelines.doctor import Case, Outcome, Report, Verdict
+from floatscope.pipelines.doctor import CallCheck, Case, ModelCheck, Report
+from floatscope.sampling.samplers import SAMPLERS
+from floatscope.sampling.settings import EOS_RULES, PRESETS
+from floatscope.tasks.sample_files import SHIPPED
+from shell import all_commands
 
+COMMANDS = [name for name in all_commands() if name not in ("", "index", "twins")]
 HEAVY = ("torch", "transformers", "matplotlib", "numpy", "xarray", "safetensors")
 
 
-def ask(*words: str):
+def invoke(*words: str):
     return CliRunner().invoke(app, list(words), prog_name="floatscope")
 
 
-def test_help_needs_no_torch():
+def test_importing_the_command_line_is_light():
     code = f"import sys, floatscope.cli.main; print([m for m in {HEAVY} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("words", [[], ["demo"], ["doctor"]], ids=" ".join)
-def test_help_shows_an_example(words):
-    done = ask(*words, "--help")
-    assert done.exit_code == 0
-    assert "Example: floatscope" in done.output
+def test_names_that_are_checked_without_torch_are_those_of_the_tables():
+    assert set(options.SAMPLERS) == {"ar", *SAMPLERS}
+    assert set(options.PRESETS) == set(PRESETS)
+    assert set(options.EOS_RULES) == set(EOS_RULES)
+    assert set(options.DTYPES) == set(DTYPES)
+    assert set(options.TWINS) == {name.removeprefix("twin:") for name in twins.MODELS}
+    assert set(twins.QUESTION_FILES) == set(SHIPPED)
 
 
-def test_version_is_the_packages():
-    assert ask("--version").output == f"floatscope {floatscope.__version__}\n"
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_flag_has_one_meaning_in_all_commands(command):
+    """The type, the metavar and the help agree; of a few flags the help says which file or how many are taken."""
+    differing = {"--data", "--json", "--out", "--prompt"}
+    for flag, shown in options_of(command).items():
+        for other in (name for name in COMMANDS if name != command):
+            if flag not in differing and flag in options_of(other):
+                assert options_of(other)[flag] == shown, f"{flag} of {command} and {other}"
 
 
-def test_python_dash_m_is_the_same_command():
-    done = subprocess.run([sys.executable, "-m", "floatscope", "--version"], capture_output=True, text=True, check=True)
-    assert done.stdout == f"floatscope {floatscope.__version__}\n"
+@pytest.mark.parametrize("command", ["trace", "eval", "stress", "intervene", "study", "lens", "decode"])
+def test_everything_that_decodes_takes_the_sampling_options(command):
+    sampling = {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(options.SamplingOptions)}
+    assert sampling <= set(options_of(command))
+    assert {"--top-p", "--top-k", "--guidance", "--eos", "--stop"} <= sampling
+
+
+def test_version_is_that_of_the_package():
+    assert invoke("--version").output == f"floatscope {floatscope.__version__}\n"
+
+
+def test_python_dash_m_runs_the_same_command():
+    result = subprocess.run(
+        [sys.executable, "-m", "floatscope", "--version"], capture_output=True, text=True, check=True
+    )
+    assert result.stdout == f"floatscope {floatscope.__version__}\n"
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
-        (["docter"], "no such command 'docter'; did you mean 'doctor'; floatscope --help tells"),
-        (["twins", "feed"], "no such command 'feed'; floatscope twins --help tells"),
-        (["--frobnicate"], "no such option: --frobnicate; floatscope --help tells"),
-        (["decode", "twin:mdm", "--promt", "x"], "no such option: --promt (Possible options: --preset, --prompt);"),
-        (["decode"], "missing argument 'model'; floatscope decode --help tells"),
+        (["docter"], "no such command 'docter'; did you mean 'doctor'; see floatscope --help"),
+        (["twins", "feed"], "no such command 'feed'; see floatscope twins --help"),
+        (["--frobnicate"], "no such option: --frobnicate; see floatscope --help"),
+        (["decode", "twin:mdm", "--promt", "x"], "no such option: --promt (did you mean --preset or --prompt?);"),
+        (["decode"], "missing argument 'MODEL'; see floatscope decode --help"),
         (["eval", "twin:mdm", "--data", "x", "--limit", "some"], "invalid value for '--limit': "),
+        (
+            ["eval", "twin:mdm", "--data", "x", "--limit", "0"],
+            "invalid value for '--limit': it should be greater than or equal to 1",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_wrong_word_is_one_sentence_with_the_remedy(words, said):
-    done = ask(*words)
-    assert done.exit_code == 2
-    assert done.stdout == ""
-    assert done.stderr.startswith(f"floatscope: {said}")
-    assert done.stderr.endswith(" --help tells what can be given\n")
-    assert done.stderr.count("\n") == 1
+def test_a_usage_error_is_one_sentence_with_the_remedy(words, message):
+    result = invoke(*words)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith(f"floatscope: {message}")
+    assert re.search(r"; see floatscope [a-z ]*--help\n$", result.stderr)
+    assert result.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("words", [[], ["twins"]], ids=" ".join)
-def test_a_group_alone_tells_its_commands(words):
-    assert "Usage: floatscope" in ask(*words).output
+@pytest.mark.parametrize(
+    ("command", "old", "new"), [(c, old, new) for c, names in RENAMED_OPTIONS.items() for old, new in names.items()]
+)
+def test_an_option_of_0_6_is_refused_with_its_new_name(command, old, new):
+    result = invoke(command, old, "x")
+    assert result.exit_code == 2
+    assert result.stderr == (
+        f"floatscope: no such option: {old} (did you mean {new}?); see floatscope {command} --help\n"
+    )
+    assert new in options_of(command)
 
 
-def test_a_users_mistake_is_one_sentence_on_stderr_and_status_2(tmp_path):
+@pytest.mark.parametrize("words", [[], ["index"]], ids=" ".join)
+def test_a_group_alone_prints_its_help(words):
+    assert "Usage: floatscope" in invoke(*words).output
+
+
+def test_twins_lists_the_models_and_the_question_files():
+    output = invoke("twins").output
+    for name in (*twins.MODELS, *twins.QUESTION_FILES):
+        assert name in output
+    record = json.loads(invoke("twins", "--json").stdout)
+    assert [model["name"] for model in record["models"]] == list(twins.MODELS)
+    assert {file["name"]: file["questions"] for file in record["data"]}["twin:reading-5"] == 500
+
+
+@functools.cache
+def options_of(command: str) -> dict[str, tuple[str, str, str]]:
+    """The options of a command: (type, metavar, help) by flag."""
+    found = get_command(app)
+    for name in command.split():
+        found = found.commands[name]
+    options = [parameter for parameter in found.params if parameter.param_type_name == "option"]
+    return {
+        flag: (str(option.type_descriptor.annotation), str(option.metavar), str(option.help))
+        for option in options
+        for flag in (*option.opts, *option.secondary_opts)
+        if flag != "--help"
+    }
+
+
+def test_a_user_error_is_one_sentence_on_stderr_and_status_2(tmp_path):
     taken = tmp_path / "taken"
     taken.write_text("a file")
-    done = ask("demo", "--out", str(taken))
-    assert done.exit_code == 2
-    assert done.stdout == ""
-    assert done.stderr.startswith(f"floatscope: cannot write the demo to {taken}: ")
-    assert done.stderr.endswith("give another folder with --out\n")
-    assert done.stderr.count("\n") == 1
+    result = invoke("demo", "--out", str(taken))
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"floatscope: cannot write the demo to {taken}: ")
+    assert result.stderr.endswith("give another folder with --out\n")
+    assert result.stderr.count("\n") == 1
 
 
 def test_an_interrupt_is_one_line_and_status_130(monkeypatch):
@@ -85,9 +156,9 @@ def test_an_interrupt_is_one_line_and_status_130(monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(doctor, "examine", interrupted)
-    done = ask("doctor")
-    assert done.exit_code == 130
-    assert done.stderr == "floatscope: interrupted; whatever was finished is kept\n"
+    result = invoke("doctor")
+    assert result.exit_code == 130
+    assert result.stderr == "floatscope: interrupted; everything finished is kept\n"
 
 
 def test_a_bug_is_not_swallowed(monkeypatch):
@@ -95,21 +166,23 @@ def test_a_bug_is_not_swallowed(monkeypatch):
         raise ZeroDivisionError
 
     monkeypatch.setattr(doctor, "examine", broken)
-    assert isinstance(ask("doctor").exception, ZeroDivisionError)
+    assert isinstance(invoke("doctor").exception, ZeroDivisionError)
 
 
 CASE = Case("cpu", "window", "left", "float32", grouped=True, cached=False)
-GOOD = Outcome(CASE, "blocked", "the tensors are on cpu", {"output": 1e-7, "received": 2e-7})
-BAD = Outcome(CASE, "blocked", "the tensors are on cpu", {"output": 1e-7, "received": 3e-2})
-RIGHT = Verdict("cpu", "float32", "a causal model", 1e-7, 1e-5)
-WRONG = Verdict("cpu", "float32", "a causal model", float("nan"), 1e-5, "captured differs from executed at layer '0'")
+GOOD = CallCheck(CASE, "blocked", "the tensors are on cpu", {"output": 1e-7, "received": 2e-7})
+BAD = CallCheck(CASE, "blocked", "the tensors are on cpu", {"output": 1e-7, "received": 3e-2})
+RIGHT = ModelCheck("cpu", "float32", "a causal model", 1e-7, 1e-5)
+WRONG = ModelCheck(
+    "cpu", "float32", "a causal model", float("nan"), 1e-5, "captured differs from executed at layer '0'"
+)
 
 
-def test_doctor_ends_well_when_everything_agrees(monkeypatch):
+def test_doctor_succeeds_when_everything_agrees(monkeypatch):
     monkeypatch.setattr(doctor, "examine", lambda: Report({"python": "3.11"}, [GOOD], [RIGHT]))
-    done = ask("doctor")
-    assert done.exit_code == 0
-    assert "captured == executed here: 1 attention calls and 1 models checked" in done.output
+    result = invoke("doctor")
+    assert result.exit_code == 0
+    assert "captured == executed: 1 attention calls and 1 models checked" in result.output
 
 
 @pytest.mark.parametrize(
@@ -126,19 +199,19 @@ def test_doctor_ends_well_when_everything_agrees(monkeypatch):
     ],
     ids=["call", "model"],
 )
-def test_doctor_names_what_fails_and_ends_with_status_1(report, named, monkeypatch):
+def test_doctor_names_the_failures_and_ends_with_status_1(report, named, monkeypatch):
     monkeypatch.setattr(doctor, "examine", lambda: report)
-    done = ask("doctor")
-    assert done.exit_code == 1
-    assert "captured != executed here: 1 checks failed" in done.output
-    assert named in done.output
-    done = ask("doctor", "--json")
-    assert done.exit_code == 1
-    assert json.loads(done.stdout)["failures"] == [named]
+    result = invoke("doctor")
+    assert result.exit_code == 1
+    assert "captured != executed: 1 checks failed" in result.output
+    assert named in result.output
+    result = invoke("doctor", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["failures"] == [named]
 
 
-def test_json_has_no_nan(monkeypatch):
+def test_json_of_doctor_has_no_nan(monkeypatch):
     monkeypatch.setattr(doctor, "examine", lambda: Report({}, [GOOD], [WRONG]))
-    told = json.loads(ask("doctor", "--json").stdout, parse_constant=pytest.fail)
-    assert told["models"][0]["error"] is None
-    assert told["models"][0]["ok"] is False
+    record = json.loads(invoke("doctor", "--json").stdout, parse_constant=pytest.fail)
+    assert record["models"][0]["error"] is None
+    assert record["models"][0]["ok"] is False

@@ -1,4 +1,4 @@
-"""`floatscope decode`: the same text in a pipe, as JSON and live; mistakes get a sentence."""
+"""`floatscope decode`: the same text in a pipe, as JSON and live; mistakes are one sentence."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(*words: str, stdin: str | None = None) -> subprocess.CompletedProcess[st
     return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=300)
 
 
-def live(*words: str, columns: int = 100) -> str:
+def run_live(*words: str, columns: int = 100) -> str:
     """What a terminal would show, escape sequences and all."""
     ours, theirs = pty.openpty()
     env = os.environ | {"COLUMNS": str(columns), "LINES": "40", "TERM": "xterm-256color", "COLORTERM": "truecolor"}
@@ -53,40 +53,40 @@ def live(*words: str, columns: int = 100) -> str:
 
 
 @pytest.mark.parametrize("layout", ["llada", "dream", "llama"])
-def test_a_pipe_gets_the_text_and_nothing_else(folders, layout):
-    done = run(str(folders / layout), "--prompt", PROMPT, "--new-tokens", "12")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == fs.decode(fs.load(folders / layout), PROMPT, new_tokens=12).text + "\n"
-    assert done.stderr == ""
+def test_a_pipe_receives_only_the_text(folders, layout):
+    result = run(str(folders / layout), "--prompt", PROMPT, "--new-tokens", "12")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == fs.decode(fs.load(folders / layout), PROMPT, new_tokens=12).text + "\n"
+    assert result.stderr == ""
 
 
-def test_the_prompt_may_come_from_stdin(folders):
+def test_the_prompt_can_be_read_from_stdin(folders):
     words = (str(folders / "llada"), "--new-tokens", "8", "--prompt")
     assert run(*words, "-", stdin=PROMPT).stdout == run(*words, PROMPT).stdout
 
 
 @pytest.mark.parametrize("layout", ["dream", "llama"])
-def test_json_tells_what_python_tells(folders, layout):
-    done = run(str(folders / layout), "--prompt", PROMPT, "--new-tokens", "6", "--layer", "1", "--json", "--no-stop")
-    told = json.loads(done.stdout)
+def test_json_agrees_with_python(folders, layout):
+    result = run(str(folders / layout), "--prompt", PROMPT, "--new-tokens", "6", "--layer", "1", "--json", "--no-stop")
+    record = json.loads(result.stdout)
     out = fs.decode(fs.load(folders / layout), PROMPT, new_tokens=6, stop=False, watch=fs.Watch())
-    assert told["text"] == out.text
-    assert told["tokens"] == out.generated[0]
-    assert len(told["steps"]) == len(out.steps)
-    for mine, step in zip(told["steps"], out.steps, strict=True):
+    assert record["text"] == out.text
+    assert record["tokens"] == out.generated_ids[0]
+    assert len(record["steps"]) == len(out.steps)
+    for mine, step in zip(record["steps"], out.steps, strict=True):
         assert [c["position"] for c in mine["commits"]] == step.commits.position.tolist()
         assert [c["token"] for c in mine["commits"]] == step.commits.token.tolist()
         assert [c["confidence"] for c in mine["commits"]] == pytest.approx(step.commits.confidence.tolist(), abs=1e-5)
     lift = out.trace.received(1, scale="lift", eligible=True, view="row")
-    for t, mine in enumerate(told["steps"]):
+    for t, mine in enumerate(record["steps"]):
         top = mine["anchors"][0]
         assert top["lift"] == pytest.approx(lift[t][~(lift[t] != lift[t])].max(), rel=1e-4)
         assert lift[t, top["position"]] == pytest.approx(top["lift"], rel=1e-4)
-    assert told["run"]["sampler"] == out.how.sampler
+    assert record["run"]["sampler"] == out.sampling.sampler
 
 
-def test_a_terminal_shows_the_canvas_being_filled(folders):
-    shown = live(str(folders / "llada"), "--prompt", PROMPT, "--new-tokens", "8", "--block", "4", "--layer", "1")
+def test_a_terminal_shows_the_canvas_step_by_step(folders):
+    shown = run_live(str(folders / "llada"), "--prompt", PROMPT, "--new-tokens", "8", "--block", "4", "--layer", "1")
     assert "░" in shown
     assert re.search(r"\x1b\[1;37;48;2;\d+;\d+;\d+m", shown)  # a fresh commit, coloured by its confidence
     assert re.search(r"\x1b\[[\d;]*4[\d;]*m", shown)  # an anchor, underlined
@@ -98,7 +98,7 @@ def test_a_terminal_shows_the_canvas_being_filled(folders):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--steps", "5", "--block", "2", "--new-tokens", "4"], "5 steps do not divide among 2 blocks"),
         (["--block", "64"], "a block of 64 is longer than the 32 new tokens"),
@@ -111,20 +111,20 @@ def test_a_terminal_shows_the_canvas_being_filled(folders):
         (["--preset", "lada"], "unknown preset 'lada' (did you mean 'llada'?)"),
     ],
 )
-def test_a_mistake_gets_one_sentence(folders, words, said):
-    done = CliRunner().invoke(app, ["decode", str(folders / "llada"), "--prompt", "hello", *words])
-    assert done.exit_code == 2
-    assert said in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert done.stdout == ""
+def test_a_mistake_is_one_sentence(folders, words, message):
+    result = CliRunner().invoke(app, ["decode", str(folders / "llada"), "--prompt", "hello", *words])
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
 
 
-def test_a_mask_in_the_prompt_is_filled_when_asked(folders):
-    words = (str(folders / "llada"), "--prompt", "a<|mdm_mask|>b<|mdm_mask|>", "--raw", "--new-tokens", "0")
-    done = run(*words)
-    assert done.returncode == 2
-    assert "contains the mask token" in done.stderr
-    assert "--infill" in done.stderr
-    done = run(*words, "--infill")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("a")
+def test_infill_fills_a_mask_in_the_prompt(folders):
+    words = (str(folders / "llada"), "--prompt", "a<|mdm_mask|>b<|mdm_mask|>", "--no-chat", "--new-tokens", "0")
+    result = run(*words)
+    assert result.returncode == 2
+    assert "contains the mask token" in result.stderr
+    assert "--infill" in result.stderr
+    result = run(*words, "--infill")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("a")

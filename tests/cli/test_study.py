@@ -1,4 +1,4 @@
-"""`floatscope study`: run, gone on with, read."""
+"""`floatscope study`: run, resumed, summarised."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typer.testing import CliRunner
 from floatscope.analysis.evaluations import open_evaluation
 from floatscope.analysis.studies import is_dormant
 from floatscope.cli.main import app
-from floatscope.lab.twins.heldout import read, write
 from floatscope.reports.charts import Map
-from floatscope.reports.studied import studied
+from floatscope.reports.study_report import build_study_report
+from floatscope.tasks.sample_files import read_shipped, write_samples
 
 
 @pytest.fixture
 def data(tmp_path):
-    write(tmp_path / "reading-5.jsonl", read("reading-5")[:10])
+    write_samples(tmp_path / "reading-5.jsonl", read_shipped("reading-5")[:10])
     return tmp_path / "reading-5.jsonl"
 
 
@@ -28,58 +28,58 @@ def run(*words, code=0):
     return result.stdout if code == 0 else result.stderr
 
 
-def test_sinks_of_two_models_in_a_table_and_a_sentence_each(data, tmp_path):
+def test_sinks_prints_a_table_and_a_finding_for_each_model(data, tmp_path):
     words = ["sinks", "twin:mdm", "twin:arm", "--data", data, "--limit", 2, "--new-tokens", 4, "--out", tmp_path / "s"]
     words += ["--set", "counts=2", "--set", "draws=1"]
-    said = run(*words)
+    output = run(*words)
     for model in ("twin:mdm", "twin:arm"):
-        assert f"costs {model}" in said
-    assert "middle-2" in said
+        assert f"costs {model}" in output
+    assert "middle-2" in output
     assert (tmp_path / "s" / "report.html").stat().st_size > 1000
     folder = tmp_path / "s" / "twin-mdm"
     assert {path.name for path in folder.iterdir() if path.is_dir()} == {
         "baseline", "anchors-2", "anchors-2-random-0", "middle-2"
     }  # fmt: skip
-    table = pd.read_csv(tmp_path / "s" / "effects.csv").set_index(["model", "arm"])
+    table = pd.read_csv(tmp_path / "s" / "effects.csv").set_index(["model", "condition"])
     own, control = (open_evaluation(folder / name).table["acc"] for name in ("anchors-2", "anchors-2-random-0"))
     assert table.loc[("twin:mdm", "anchors-2"), "acc_effect"] == pytest.approx(own.mean() - control.mean())
     before = (folder / "anchors-2" / "predictions.jsonl").read_bytes()
-    told = json.loads(run(*words, "--json"))  # goes on with what is there
+    record = json.loads(run(*words, "--json"))  # resumes, and changes nothing
     assert (folder / "anchors-2" / "predictions.jsonl").read_bytes() == before
-    assert len(told["found"]) == 2
-    assert len(told["effects"]) == 8
+    assert len(record["findings"]) == 2
+    assert len(record["effects"]) == 8
 
 
-def test_heads_are_found_traced_and_zeroed(data, tmp_path):
-    told = json.loads(run("heads", "twin:arm", "--data", data, "--new-tokens", 4, "--out", tmp_path / "h", "--set",
+def test_heads_traces_some_samples_and_zeroes_heads_on_the_others(data, tmp_path):
+    record = json.loads(run("heads", "twin:arm", "--data", data, "--new-tokens", 4, "--out", tmp_path / "h", "--set",
                           "counts=2", "--set", "draws=1", "--json"))  # fmt: skip
-    assert "heads are found on 8 samples" in told["notes"]["twin:arm"][0]
-    assert {row["n"] for row in told["effects"]} == {2}
+    assert "heads are found on 8 samples" in record["notes"]["twin:arm"][0]
+    assert {row["n"] for row in record["effects"]} == {2}
     assert (tmp_path / "h" / "twin-arm" / "traced" / "run.json").exists()
 
 
-def test_heads_are_mapped_and_those_that_are_dormant_counted(data, tmp_path):
-    said = run("dormant", "twin:arm", "--data", data, "--limit", 2, "--new-tokens", 4, "--out", tmp_path / "d", "--set",
-               "layers=0,3")  # fmt: skip
-    assert "of 16 heads of twin:arm are dormant by loss" in said
+def test_dormant_maps_the_heads_and_counts_the_dormant_ones(data, tmp_path):
+    words = ["dormant", "twin:arm", "--data", data, "--limit", 2, "--new-tokens", 4, "--out", tmp_path / "d"]
+    output = run(*words, "--set", "layers=0,3")
+    assert "of 16 heads of twin:arm are dormant by loss" in output
     table = pd.read_csv(tmp_path / "d" / "effects.csv")
-    charts = studied("dormant", [tmp_path / "d" / "twin-arm"]).sections[0].charts
+    charts = build_study_report("dormant", [tmp_path / "d" / "twin-arm"]).sections[0].charts
     change, asleep = (chart for chart in charts if isinstance(chart, Map))
     assert change.y == asleep.y == [0, 3]
-    assert change.values[1][5] == pytest.approx(table.set_index("arm").loc["head-3-5", "nll_change"])
+    assert change.values[1][5] == pytest.approx(table.set_index("condition").loc["head-3-5", "nll_change"])
     assert sum(map(sum, asleep.values)) == int(is_dormant(table).sum())
 
 
-def test_the_gold_passage_is_missed(data, tmp_path):
-    told = json.loads(run("blank", "twin:arm", "--data", data, "--limit", 2, "--new-tokens", 4, "--out",
+def test_blank_finds_that_the_gold_passage_matters(data, tmp_path):
+    record = json.loads(run("blank", "twin:arm", "--data", data, "--limit", 2, "--new-tokens", 4, "--out",
                           tmp_path / "b", "--set", "draws=1", "--json"))  # fmt: skip
-    arms = {row["arm"]: row for row in told["effects"]}
-    assert arms["gold"]["nll_change"] > arms["bos"]["nll_change"]
-    assert "acc" not in arms["gold"]
-    assert told["found"][0].startswith("most missed by twin:arm: ")
+    conditions = {row["condition"]: row for row in record["effects"]}
+    assert conditions["gold"]["nll_change"] > conditions["bos"]["nll_change"]
+    assert "acc" not in conditions["gold"]
+    assert record["findings"][0].startswith("most missed by twin:arm: ")
 
 
-def test_what_is_wrong_is_said_before_a_model_is_opened(data, tmp_path):
+def test_mistakes_are_reported_before_a_model_is_opened(data, tmp_path):
     words = ["nowhere", "--data", data, "--out", tmp_path / "x"]
     assert "unknown study" in run("sink", *words, code=2)
     assert "option of sinks" in run("sinks", *words, "--set", "k=3", code=2)

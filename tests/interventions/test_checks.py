@@ -1,4 +1,4 @@
-"""What is wrong with edits is said in one sentence before anything is decoded."""
+"""Wrong edits are refused in one sentence before anything is decoded."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import re
 from inspect import unwrap
 
 import pytest
-from restated import BOS, model_of
+from reference import BOS, build_model
 
 import floatscope as fs
-from floatscope.interventions.arm import build_conditions
+from floatscope.interventions.conditions import build_conditions
 from floatscope.interventions.edits import Edit, Keys
 from floatscope.interventions.recipes import build_control, parse_edits
 
@@ -17,28 +17,28 @@ INF = float("inf")
 PROMPTS = [[BOS, 1, 2, 3, 4, 5], [BOS, 6]]
 
 
-def refused(sentence: str):
+def expect_error(sentence: str):
     return pytest.raises(fs.UserError, match=re.escape(sentence))
 
 
-READING = {
+UNREADABLE = {
     "mask_anchor(k=5)": "unknown edit 'mask_anchor' (did you mean 'mask_anchors'?); allowed: mask_anchors, pin",
     "mask_anchors(kk=1)": "unknown argument of edit 'mask_anchors' 'kk' (did you mean 'k'?); allowed: k, of, steps",
     "mask_anchors(of='bfore')": "unknown step of anchors 'bfore' (did you mean 'before'?)",
     "mask_anchors(5)": "cannot read 'mask_anchors(5)'",
-    "mask_anchors(k=0)": "k is how many keys, 1 or more, got 0",
+    "mask_anchors(k=0)": "k must be a number of keys, 1 or more, got 0",
     "mask_anchors(k=1.5)": "edit 'mask_anchors' takes a whole number for k, got 1.5",
     "mask_anchors(steps=True)": "edit 'mask_anchors' takes whole numbers for steps, as in steps=[0, 1], got True",
     "mask_anchors(layers=[-1])": "takes whole numbers for layers",
     "pin(layer='a')": "edit 'pin' takes a whole number for layer, got 'a'",
     "pin(layer=1.5)": "edit 'pin' takes a whole number for layer, got 1.5",
-    "freeze(steps=[1])": "edit 'freeze' says itself which steps it acts on; leave steps out",
-    "zero_heads(pairs=[(0, 1)], layers=[0])": "says itself which layers it acts on",
+    "freeze(steps=[1])": "edit 'freeze' sets its own steps; leave steps out",
+    "zero_heads(pairs=[(0, 1)], layers=[0])": "sets its own layers",
     "zero_heads()": "zero_heads needs the heads",
     "zero_heads(pairs=[0, 1])": "zero_heads takes pairs of layer and head",
     "zero_heads(pairs=[('a', 0), (1, 0)])": "zero_heads takes pairs of layer and head",
     "zero_heads(pairs=[(0, 1.5)])": "zero_heads takes pairs of layer and head",
-    "evict(keep=1.0)": "k is how many keys, 1 or more, or below 1 a share of them, got 1.0",
+    "evict(keep=1.0)": "k must be a number of keys, 1 or more, or a share between 0 and 1, got 1.0",
     "evict(keep=True)": "edit 'evict' takes a number for keep, got True",
     "evict(by='mask')": "unknown score to evict by 'mask' (did you mean 'masked'?)",
     "evict(by=['masked'])": "edit 'evict' takes a text for by, got ['masked']",
@@ -49,128 +49,133 @@ READING = {
 }
 
 
-@pytest.mark.parametrize("text", READING)
-def test_what_cannot_be_read_is_refused(text):
-    with refused(READING[text]) as error:
+@pytest.mark.parametrize("text", UNREADABLE)
+def test_invalid_recipes_are_refused(text):
+    with expect_error(UNREADABLE[text]) as error:
         parse_edits(text)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("given", [None, 5, [None], [3.5], {"mask_anchors": 5}])
-def test_what_is_no_edit_is_refused(given):
-    with refused("an edit is a recipe such as 'mask_anchors(k=5)' or a fs.Edit, got"):
+def test_values_that_are_not_edits_are_refused(given):
+    with expect_error("an edit must be a recipe such as 'mask_anchors(k=5)' or an fs.Edit, got"):
         unwrap(parse_edits)(given)  # as outside of tests, where types are not checked
 
 
-def test_edits_that_make_no_sense_are_refused():
-    with refused("edit 'bias' takes a finite amount, got inf"):
+def test_invalid_edits_are_refused():
+    with expect_error("edit 'bias' takes a finite amount, got inf"):
         Edit("bias", keys=Keys("first"), amount=INF)
-    with refused("edit 'scale' takes a finite amount, got nan"):
-        Edit("scale", keys=Keys("first"), what="key", amount=float("nan"))
-    with refused("edit 'sink' takes a finite amount, got -inf"):
+    with expect_error("edit 'scale' takes a finite amount, got nan"):
+        Edit("scale", keys=Keys("first"), operand="key", amount=float("nan"))
+    with expect_error("edit 'sink' takes a finite amount, got -inf"):
         Edit("sink", amount=-INF)
-    with refused("positions of a rule for keys: whole numbers from 0 on, got (-1,)"):
+    with expect_error("positions of a key rule must be whole numbers of at least 0, got (-1,)"):
         Keys("positions", positions=(-1,))
     for keys in (Keys("first", 2), Keys("positions", positions=(1, 1))):
-        with refused("mass can be taken from a key once"):
+        with expect_error("move can take the mass of a key only once"):
             Edit("move", keys=keys)
-    with refused("mass is moved between counted keys, not between all of 'region'"):
+    with expect_error("move needs a fixed number of keys, and 'region' does not have one"):
         Edit("move", keys=Keys("anchors"), to=Keys("region", region="gold"))
-    with refused("layers of an edit are whole numbers from 0 on, got (True,)"):
+    with expect_error("layers of an edit must be whole numbers of at least 0, got (True,)"):
         Edit("zero", layers=(True,), heads=(0,))
-    Edit("move", keys=Keys("anchors", 2), to=Keys("positions", positions=(0, 0)))  # to one key twice is well
+    Edit("move", keys=Keys("anchors", 2), to=Keys("positions", positions=(0, 0)))  # the same target twice is allowed
 
 
-LIKE = Keys("random", like=Keys("anchors", layer=5))
-ASKED = [
-    ("unshifted", "mask_anchors(k=2, layers=[2])", "acts on layer 2, and unshifted has layers 0 to 1"),
-    ("arm", "zero_heads(pairs=[(0, 4)])", "acts on head 4, and arm has heads 0 to 3"),
-    ("arm", Edit("scale", keys=LIKE, what="key", amount=2.0), "takes anchors of layer 5, and arm has layers 0 to 1"),
-    ("arm", "pin(k=1, layer=2)", "takes anchors of layer 2, and arm has layers 0 to 1"),
-    ("arm", "pin(k=1, layer=1, layers=[0, 1])", "acts on layer 0 and takes anchors of layer 1 in the same step"),
-    ("unshifted", "mask_anchors(k=5)", "picks 5 keys, and a canvas has 4; give a smaller k"),
-    ("arm", "mask_anchors(k=3)", "picks 3 keys, and a canvas has 2; give a smaller k"),
+SAME_COUNT = Keys("random", same_count_as=Keys("anchors", layer=5))
+UNSUPPORTED = [
+    ("unshifted", "mask_anchors(k=2, layers=[2])", "acts on layer 2, but unshifted has layers 0 to 1"),
+    ("arm", "zero_heads(pairs=[(0, 4)])", "acts on head 4, but arm has heads 0 to 3"),
+    ("arm", Edit("scale", keys=SAME_COUNT, operand="key", amount=2.0), "uses anchors of layer 5, but arm has"),
+    ("arm", "pin(k=1, layer=2)", "uses anchors of layer 2, but arm has layers 0 to 1"),
+    ("arm", "pin(k=1, layer=1, layers=[0, 1])", "acts on layer 0 but uses anchors of layer 1 of the same step"),
+    ("unshifted", "mask_anchors(k=5)", "picks 5 keys, but a canvas has 4; give a smaller k"),
+    ("arm", "mask_anchors(k=3)", "picks 3 keys, but a canvas has 2; give a smaller k"),
     ("arm", "knock_out(keys='godl')", "the samples do not have 'godl' (did you mean 'gold'?); allowed: masked"),
     ("arm", "knock_out(queries='nobody', keys='gold')", "the samples do not have 'nobody'; allowed: others, masked"),
-    ("arm", "freeze()", "freeze() keeps the queries of a step, and arm has new ones at every step"),
-    ("arm", "replace_token(token='mask')", "arm has no mask token to put in another's place"),
-    ("arm", "replace_token(token='word')", "arm has no tokenizer, so a token is named by its id"),
-    ("arm", "replace_token(token=50)", "names a token that arm does not have: ids end at 49"),
+    ("arm", "freeze()", "freeze() needs the same queries at every step, but arm has new ones"),
+    ("arm", "replace_token(token='mask')", "arm has no mask token; name another token"),
+    ("arm", "replace_token(token='word')", "arm has no tokenizer; give the token as an id"),
+    ("arm", "replace_token(token=50)", "names a token that arm does not have; ids go up to 49"),
     ("arm", "replace_token(token=-1)", "names a token that arm does not have"),
-    ("arm", "replace_token(token=5, layers=[1])", "changes what the whole model sees, so that it takes no layers"),
-    ("shifted", "drop_bos(heads=[1])", "changes what the whole model sees, so that it takes no heads; leave heads out"),
-    ("unshifted", ["pin(k=1)", "spread(k=1, layers=[1])"], "pin(k=1) and spread(k=1, layers=[1]) contradict each"),
-    ("unshifted", ["freeze(step=0)", "freeze(step=1)"], "freeze(step=0) and freeze(step=1) contradict each other"),
-    ("unshifted", ["virtual_sink(score=1)", "virtual_sink(score=2, heads=[0])"], "contradict each other"),
-    ("unshifted", Edit("bias", keys=Keys("positions", positions=(1, 9)), amount=1.0), "position 9, and a canvas has 4"),
+    ("arm", "replace_token(token=5, layers=[1])", "changes the input of the whole model and takes no layers"),
+    ("shifted", "drop_bos(heads=[1])", "changes the input of the whole model and takes no heads; leave heads out"),
+    ("unshifted", ["pin(k=1)", "spread(k=1, layers=[1])"], "pin(k=1) and spread(k=1, layers=[1]) conflict"),
+    ("unshifted", ["freeze(step=0)", "freeze(step=1)"], "freeze(step=0) and freeze(step=1) conflict where both act"),
+    ("unshifted", ["virtual_sink(score=1)", "virtual_sink(score=2, heads=[0])"], "conflict where both act"),
+    ("unshifted", Edit("bias", keys=Keys("positions", positions=(1, 9)), amount=1.0), "position 9, but a canvas has 4"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "edits", "sentence"), ASKED)
-def test_what_a_model_or_its_samples_do_not_have_is_refused(kind, edits, sentence):
+@pytest.mark.parametrize(("kind", "edits", "sentence"), UNSUPPORTED)
+def test_edits_that_do_not_fit_the_model_or_its_samples_are_refused(kind, edits, sentence):
     regions = fs.Regions.from_spans([{"gold": [(4, 6)]}, {}], 8)
-    with refused(sentence) as error:
-        fs.decode(model_of(kind), PROMPTS, edits=edits, new_tokens=2, regions=regions)
+    with expect_error(sentence) as error:
+        fs.decode(build_model(kind), PROMPTS, edits=edits, new_tokens=2, regions=regions)
     assert "\n" not in str(error.value)
 
 
-def test_what_does_not_meet_does_not_contradict():
+def test_edits_that_do_not_overlap_do_not_conflict():
     edits = ["pin(k=1, steps=[0])", "spread(k=1, steps=[1])", "virtual_sink(heads=[0])", "virtual_sink(heads=[1])",
              "freeze(layers=[0])", "freeze(step=0, layers=[1])"]  # fmt: skip
-    assert fs.decode(model_of("unshifted"), PROMPTS, edits=edits, new_tokens=2, steps=2).tokens.shape == (2, 8)
+    assert fs.decode(build_model("unshifted"), PROMPTS, edits=edits, new_tokens=2, steps=2).tokens.shape == (2, 8)
 
 
-def test_a_bos_alone_cannot_be_dropped_where_it_decides_the_first_token():
+def test_a_bos_that_predicts_the_first_token_cannot_be_dropped():
     for kind in ("arm", "shifted"):
-        with refused("drop_bos() leaves nothing that decides the first new token where a prompt is only the bos"):
-            fs.decode(model_of(kind), [[BOS], [BOS, 1]], edits="drop_bos()", new_tokens=2)
-    assert fs.decode(model_of("unshifted"), [[BOS], [BOS, 1]], edits="drop_bos()", new_tokens=2).tokens.shape == (2, 4)
+        with expect_error(
+            "drop_bos() leaves no row that predicts the first new token, because a prompt is only the bos"
+        ):
+            fs.decode(build_model(kind), [[BOS], [BOS, 1]], edits="drop_bos()", new_tokens=2)
+    assert fs.decode(build_model("unshifted"), [[BOS], [BOS, 1]], edits="drop_bos()", new_tokens=2).tokens.shape == (
+        2,
+        4,
+    )
 
 
-def test_a_model_without_a_bos_has_none_to_drop():
-    module = model_of("arm").module
+def test_drop_bos_needs_a_bos():
+    module = build_model("arm").module
     bare = fs.Model(module, fs.ModelSpec("bare", "arm", None, shift=True))
-    with refused("bare has no bos to drop"):
+    with expect_error("bare has no bos token to drop"):
         fs.decode(bare, PROMPTS, edits="drop_bos()", new_tokens=2)
 
 
-def test_a_text_of_several_tokens_is_no_token(tmp_path):
+def test_a_text_of_several_tokens_is_refused_as_a_token(tmp_path):
     model = fs.load(fs.write_random(tmp_path / "llada", layers=1, width=16), device="cpu")
-    with pytest.raises(fs.UserError, match=r"'some long text' is \d+ tokens to llada; name a text that is one"):
+    with pytest.raises(fs.UserError, match=r"'some long text' is \d+ tokens in llada; give a text of one token"):
         fs.decode(model, [[1, 2, 3]], edits="replace_token(token='some long text')", new_tokens=2)
 
 
-def test_what_does_not_go_together_with_edits():
-    with refused("edits and guidance do not go together; leave one out"):
-        fs.decode(model_of("unshifted"), PROMPTS, edits="mask_anchors(k=1)", guidance=1.0, new_tokens=2)
-    with refused("edits and influence do not go together; leave one out"):
+def test_edits_cannot_be_combined_with_guidance_or_influence():
+    with expect_error("edits and guidance cannot be combined; leave one out"):
+        fs.decode(build_model("unshifted"), PROMPTS, edits="mask_anchors(k=1)", guidance=1.0, new_tokens=2)
+    with expect_error("edits and influence cannot be combined; leave one out"):
         fs.decode(
-            model_of("unshifted"), PROMPTS, edits="mask_anchors(k=1)", watch=fs.Watch(influence=True), new_tokens=2
+            build_model("unshifted"), PROMPTS, edits="mask_anchors(k=1)", watch=fs.Watch(influence=True), new_tokens=2
         )
 
 
-def test_controls_that_do_not_exist():
-    with refused("unknown control 'randm' (did you mean 'random'?); allowed: random, middle"):
+def test_impossible_controls_are_refused():
+    with expect_error("unknown control 'randm' (did you mean 'random'?); allowed: random, middle"):
         build_control(parse_edits("mask_anchors(k=1)"), "randm")
     for recipe in ("freeze()", "virtual_sink()", "drop_bos()"):
-        with refused(f"{recipe} has no matched control"):
+        with expect_error(f"{recipe} has no matched control"):
             build_control(parse_edits(recipe), "random", 0, 4)
     for recipe in ("zero_heads(pairs=[(0, 1)])", "knock_out(keys='gold')", "evict()", "freeze()"):
-        with refused("mid-rank keys are the control of anchors"):
+        with expect_error("control 'middle' replaces anchors"):
             build_control(parse_edits(recipe), "middle", 0, 4)
-    with refused("zeroes 3 of 4 heads of a layer"):
+    with expect_error("zeroes 3 of 4 heads in a layer"):
         build_control(parse_edits("zero_heads(pairs=[(0, 1), (0, 2), (0, 3)])"), "random", 0, 4)
-    with refused("the control of zeroed heads needs to know how many heads a layer has"):
+    with expect_error("the control of zeroed heads needs `heads`"):
         build_conditions("zero_heads(pairs=[(0, 1)])")
 
 
-def test_arms_are_the_edited_one_and_its_controls():
-    arms = build_conditions("mask_anchors(k=2)", draws=2, series="line")
-    assert [(arm.name, arm.control_of, arm.series) for arm in arms] == [
+def test_conditions_are_the_edit_and_its_controls():
+    conditions = build_conditions("mask_anchors(k=2)", draws=2, series="line")
+    assert [(condition.name, condition.control_of, condition.series) for condition in conditions] == [
         ("edited", "", "line"), ("edited-random-0", "edited", "line"), ("edited-random-1", "edited", "line"),
     ]  # fmt: skip
-    assert arms[1].edits != arms[2].edits
-    assert [arm.name for arm in build_conditions("mask_anchors(k=2)", control="middle")] == [
+    assert conditions[1].edits != conditions[2].edits
+    assert [condition.name for condition in build_conditions("mask_anchors(k=2)", control="middle")] == [
         "edited",
         "edited-middle-0",
     ]
@@ -178,7 +183,7 @@ def test_arms_are_the_edited_one_and_its_controls():
 
 
 def test_the_final_state_of_an_edited_decoding_is_refused():
-    model = model_of("unshifted")
+    model = build_model("unshifted")
     edited = fs.decode(model, [[1, 2, 3]], new_tokens=2, edits="spread(k=1)")
     with pytest.raises(fs.UserError, match="this decoding was edited; decode without edits"):
         fs.final_state(edited)

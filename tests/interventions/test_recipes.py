@@ -1,32 +1,32 @@
-"""Every recipe does what its definition says, in models of every kind: the same as a restatement row by row."""
+"""Every recipe equals a slow reference, row by row, in models of every kind."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from restated import (
+from reference import (
     KINDS,
     MASK,
     NEW,
     PROMPTS,
     Rule,
     anchors,
+    build_model,
     compare,
-    decoded,
     first,
     least,
     middle,
-    model_of,
     positions,
     region,
+    run_decode,
 )
 
 from floatscope.canvas import Regions
 from floatscope.interventions.edits import Edit, Keys
 from floatscope.interventions.recipes import RECIPES, build_control, parse_edits
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*picked nothing")
+pytestmark = pytest.mark.filterwarnings("ignore:.*selected no keys")
 INF = float("inf")
 WIDTH = max(map(len, PROMPTS)) + NEW
 
@@ -77,35 +77,37 @@ FEW = (
     ("kind", "recipe"),
     [(kind, recipe) for kind in KINDS for recipe in CASES if kind in ("unshifted", "arm") or recipe in FEW],
 )
-def test_a_recipe_is_its_definition(kind, recipe):
+def test_a_recipe_equals_its_definition(kind, recipe):
     compare(kind, recipe, CASES[recipe], regions=regions())
 
 
 @pytest.mark.parametrize("kind", ["unshifted", "shifted"])
 @pytest.mark.parametrize("where", ["", "layers=[1]", "heads=[1, 3]"])
 @pytest.mark.parametrize("step", [0, 1])
-def test_a_frozen_model_attends_as_it_did(kind, where, step):
+def test_a_frozen_model_repeats_its_attention(kind, where, step):
     limits = {"layers": (1,) if "layers" in where else None, "heads": (1, 3) if "heads" in where else None}
-    restated = compare(kind, f"freeze(step={step}, {where})", [Rule("freeze", steps=(step,), **limits)])
+    reference = compare(kind, f"freeze(step={step}, {where})", [Rule("freeze", steps=(step,), **limits)])
     if not where:
-        for now in restated.matrices[step:]:
-            for A, held in zip(now, restated.matrices[step], strict=True):
-                assert torch.equal(A, held)
+        for now in reference.matrices[step:]:
+            for A, frozen in zip(now, reference.matrices[step], strict=True):
+                assert torch.equal(A, frozen)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_another_token_stands_at_the_anchors(kind):
+def test_replace_token_replaces_the_token_at_the_anchors(kind):
     compare(kind, "replace_token(k=2, token=33)", [Rule("replace", amount=2)], token=33)
     compare(kind, "replace_token(k=1, token=5, steps=[1, 2])", [Rule("replace", amount=1, steps=(1, 2))], token=5)
 
 
 @pytest.mark.parametrize("kind", ["unshifted", "shifted"])
 def test_a_masked_position_is_never_replaced(kind):
-    model, seen = model_of(kind), []
-    handle = model.module.register_forward_pre_hook(lambda _, args, kw: seen.append(kw["input_ids"]), with_kwargs=True)
+    model, inputs = build_model(kind), []
+    handle = model.module.register_forward_pre_hook(
+        lambda _, args, kw: inputs.append(kw["input_ids"]), with_kwargs=True
+    )
     with handle:
-        out, _ = decoded(model, "replace_token(k=6, token=33)")
-    for step, ids in zip(out.steps, seen[1:], strict=True):  # the first forward finds the anchors of the first step
+        out, _ = run_decode(model, "replace_token(k=6, token=33)")
+    for step, ids in zip(out.steps, inputs[1:], strict=True):  # the first forward finds the anchors of the first step
         other = ids != step.before.tokens
         assert not (other & step.before.masked).any()
         assert (ids[other] == 33).all()
@@ -113,11 +115,11 @@ def test_a_masked_position_is_never_replaced(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_without_its_bos_a_prompt_is_as_if_it_had_none(kind):
-    model = model_of(kind)
-    out, _ = decoded(model, "drop_bos()")
-    bare, _ = decoded(model, (), prompts=[prompt[1:] for prompt in PROMPTS])
-    assert out.generated == bare.generated
+def test_drop_bos_equals_a_prompt_without_bos(kind):
+    model = build_model(kind)
+    out, _ = run_decode(model, "drop_bos()")
+    bare, _ = run_decode(model, (), prompts=[prompt[1:] for prompt in PROMPTS])
+    assert out.generated_ids == bare.generated_ids
     for a, b in zip(out.steps, bare.steps, strict=True):
         torch.testing.assert_close(a.commits.confidence, b.commits.confidence, atol=1e-5, rtol=1e-4)
     trace, plain = out.traces[0].arrays, bare.traces[0].arrays
@@ -126,15 +128,15 @@ def test_without_its_bos_a_prompt_is_as_if_it_had_none(kind):
     assert (received[..., 0] == 0).all()
 
 
-def test_a_bos_that_is_dropped_for_a_step_leaves_no_trace_in_a_cache():
-    """The keys and values of a causal model were made with it: they are made anew."""
-    one, other = (decoded(model_of(kind), "drop_bos(steps=[1])") for kind in ("arm", "arm without cache"))
+def test_a_bos_dropped_for_one_step_disables_the_cache():
+    """The cached keys and values of a causal model were computed with it: they are computed again."""
+    one, other = (run_decode(build_model(kind), "drop_bos(steps=[1])") for kind in ("arm", "arm without cache"))
     assert torch.equal(one[0].tokens, other[0].tokens)
     assert one[0].meta["rows"] == "all"
-    assert decoded(model_of("arm"), "drop_bos()")[0].meta["rows"] == "cache"
+    assert run_decode(build_model("arm"), "drop_bos()")[0].meta["rows"] == "cache"
 
 
-TOGETHER = [
+COMBINATIONS = [
     (
         [Edit("bias", keys=Keys("anchors", 2), amount=1.5), Edit("bias", keys=Keys("first"), amount=-0.5, heads=(1,))],
         [Rule("add", anchors(2), amount=1.5), Rule("add", first(), amount=-0.5, heads=(1,))],
@@ -170,8 +172,8 @@ TOGETHER = [
 
 
 @pytest.mark.parametrize("kind", ["unshifted", "arm"])
-@pytest.mark.parametrize(("edits", "rules"), TOGETHER)
-def test_several_edits_work_together(kind, edits, rules):
+@pytest.mark.parametrize(("edits", "rules"), COMBINATIONS)
+def test_several_edits_combine(kind, edits, rules):
     compare(kind, edits, rules, token=7)
 
 
@@ -196,7 +198,7 @@ FREEZE = Rule("freeze", steps=(0,))
         (["freeze()", "scale_keys(k=1, factor=0)"], [FREEZE, Rule("scale key", anchors(1), amount=0.0)]),
     ],
 )
-def test_a_frozen_model_takes_other_edits(edits, rules):
+def test_freeze_combines_with_other_edits(edits, rules):
     compare("unshifted", edits, rules)
 
 
@@ -221,7 +223,7 @@ RULES = [
 
 @pytest.mark.parametrize("kind", ["unshifted", "arm"])
 @pytest.mark.parametrize(("edit", "rules"), RULES)
-def test_edits_that_no_recipe_makes(kind, edit, rules):
+def test_edits_without_a_recipe(kind, edit, rules):
     compare(kind, edit, rules, regions=regions())
 
 
@@ -229,8 +231,8 @@ def test_edits_that_no_recipe_makes(kind, edit, rules):
     "given",
     [
         {"block": 2, "steps": 4},
-        {"behind": [MASK, 7]},
-        {"forced": [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]]},
+        {"suffix": [MASK, 7]},
+        {"target_ids": [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]]},
         {"sampler": "random", "seed": 3},
         {
             "prompts": [[1, MASK, 3, MASK], [5, MASK]],
@@ -241,62 +243,68 @@ def test_edits_that_no_recipe_makes(kind, edit, rules):
         },
     ],
 )
-def test_a_recipe_is_its_definition_however_it_is_decoded(given):
+def test_a_recipe_equals_its_definition_with_other_settings(given):
     rules = [Rule("hide", anchors(1)), Rule("move", anchors(2, "now"), anchors(2, "first"))]
     compare("shifted", ["mask_anchors(k=1)", "pin(k=2)"], rules, **given)
 
 
-def test_forced_tokens_under_edits_in_a_causal_model():
+def test_target_ids_with_edits_in_a_causal_model():
     compare(
-        "arm", "mask_anchors(k=1)", [Rule("hide", anchors(1))], forced=[[1, 2, 3], [5, 6, 7], [9, 10, 11]], new_tokens=3
+        "arm",
+        "mask_anchors(k=1)",
+        [Rule("hide", anchors(1))],
+        target_ids=[[1, 2, 3], [5, 6, 7], [9, 10, 11]],
+        new_tokens=3,
     )
 
 
-# --- controls --------------------------------------------------------------------------------------------------------
+# ---- controls
 
 
-def test_a_control_has_as_many_keys_in_the_same_layers_and_steps():
+def test_a_control_hides_as_many_keys_in_the_same_layers_and_steps():
     edits = parse_edits("mask_anchors(k=2, layers=[1], steps=[0, 1], heads=[0, 3])")
-    model = model_of("unshifted")
-    hidden, plain = {}, decoded(model, (), steps=1)[1]
-    for name, these in (("edited", edits), *((draw, build_control(edits, "random", draw)) for draw in range(3))):
-        _, matrices = decoded(model, these, steps=1)
+    model = build_model("unshifted")
+    hidden, plain = {}, run_decode(model, (), steps=1)[1]
+    for name, variant in (("edited", edits), *((draw, build_control(edits, "random", draw)) for draw in range(3))):
+        _, matrices = run_decode(model, variant, steps=1)
         assert torch.equal(matrices[0][0], plain[0][0])
         A = matrices[0][1][0]  # of the first step and the first sample, which has no padding
         others = ~torch.eye(A.shape[-1], dtype=torch.bool)
-        gone = ((A == 0) | ~others).all(1)  # [head, key]
-        assert gone.sum(-1).tolist() == [2, 0, 0, 2]
-        hidden[name] = gone
+        is_hidden = ((A == 0) | ~others).all(1)  # [head, key]
+        assert is_hidden.sum(-1).tolist() == [2, 0, 0, 2]
+        hidden[name] = is_hidden
     draws = [hidden[draw] for draw in range(3)]
     assert not any(torch.equal(draws[a], draws[b]) for a, b in ((0, 1), (0, 2), (1, 2)))
     assert not all(torch.equal(draw, hidden["edited"]) for draw in draws)
 
 
-def test_the_mid_rank_control_takes_the_middle():
+def test_the_middle_control_uses_keys_of_middle_rank():
     (edit,) = build_control(parse_edits("mask_anchors(k=2)"), "middle")
     compare("arm", edit, [Rule("hide", middle(2))])
     (moved,) = build_control(parse_edits("pin(k=1)"), "middle")
     compare("unshifted", moved, [Rule("move", middle(1, "now"), anchors(1, "first"))])
 
 
-def test_the_control_of_a_region_has_as_many_keys_as_it():
+def test_the_control_of_a_region_has_as_many_keys():
     (edit,) = build_control(parse_edits("knock_out(keys='gold')"), "random", 1)
-    _, matrices = decoded(model_of("unshifted"), edit, regions=regions())
+    _, matrices = run_decode(build_model("unshifted"), edit, regions=regions())
     A = matrices[0][0][0]
-    gone = ((A == 0) | torch.eye(A.shape[-1], dtype=torch.bool)).all(1)
-    assert gone.sum(-1).tolist() == [2] * 4
-    assert len({tuple(row.nonzero()[:, 0].tolist()) for row in gone}) == 1  # a region is the same for all heads too
+    is_hidden = ((A == 0) | torch.eye(A.shape[-1], dtype=torch.bool)).all(1)
+    assert is_hidden.sum(-1).tolist() == [2] * 4
+    assert (
+        len({tuple(row.nonzero()[:, 0].tolist()) for row in is_hidden}) == 1
+    )  # a region is the same for all heads too
 
 
-def test_the_control_of_zeroed_heads_is_other_heads_of_their_layers():
+def test_the_control_of_zeroed_heads_uses_other_heads_of_the_same_layers():
     edits = parse_edits("zero_heads(pairs=[(0, 1), (1, 2), (1, 3)])")
-    drawn = [build_control(edits, "random", draw, heads=8) for draw in range(4)]
-    for draw in drawn:
+    controls = [build_control(edits, "random", draw, heads=8) for draw in range(4)]
+    for draw in controls:
         for edit, other in zip(edits, draw, strict=True):
             assert (other.layers, len(other.heads)) == (edit.layers, len(edit.heads))
             assert not set(other.heads) & set(edit.heads)
-    assert drawn[0] == build_control(edits, "random", 0, heads=8)
-    assert len({tuple(edit.heads for edit in draw) for draw in drawn}) > 1
+    assert controls[0] == build_control(edits, "random", 0, heads=8)
+    assert len({tuple(edit.heads for edit in draw) for draw in controls}) > 1
 
 
 @pytest.mark.parametrize("recipe", [name for name in RECIPES if name not in ("freeze", "drop_bos", "virtual_sink")])
@@ -305,5 +313,5 @@ def test_controls_are_captured_as_executed(recipe):
              "mask_anchors": "mask_anchors(k=2)"}.get(recipe, recipe)  # fmt: skip
     for kind, steps in (("unshifted", 2), ("arm", None)):
         control = build_control(parse_edits(given), "random", 0, heads=4)
-        out, _ = decoded(model_of(kind), control, regions=regions(), steps=steps)
+        out, _ = run_decode(build_model(kind), control, regions=regions(), steps=steps)
         assert out.meta["edits"] == [str(edit) for edit in control]

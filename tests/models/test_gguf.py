@@ -1,4 +1,4 @@
-"""GGUF files: opened through transformers with the extra, refused by name where it does not know them."""
+"""GGUF files: opened by transformers with the extra, refused by name if transformers cannot read them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from folders import tiny
+from tiny_checkpoints import write_tiny
 
 import floatscope as fs
-from floatscope.models.describe import describe
+from floatscope.models.description import describe
 from floatscope.models.gguf import read_header
 
 STRING, ARRAY, UINT32, FLOAT32 = 8, 9, 4, 6
@@ -39,12 +39,12 @@ def architecture(name: str) -> tuple[str, int, bytes]:
 def test_diffusion_models_are_refused_by_name(tmp_path, name, shown, act):
     file = tmp_path / "m.gguf"
     file.write_bytes(header(architecture(name)))
-    said = rf"m\.gguf is a {shown} GGUF \({name}\), which transformers cannot read; take the safetensors checkpoint"
-    with pytest.raises(fs.UserError, match=said):
+    message = rf"m\.gguf is a {shown} GGUF \({name}\), which transformers cannot read; use the safetensors checkpoint"
+    with pytest.raises(fs.UserError, match=message):
         act(file)
 
 
-def test_a_header_is_read_past_its_lists(tmp_path):
+def test_a_header_with_arrays_is_read(tmp_path):
     words = struct.pack("<IQ", STRING, 3) + string("a") + string("ö") + string("")
     numbers = struct.pack("<IQ3f", FLOAT32, 3, 1, 2, 3)
     nested = struct.pack("<IQ", ARRAY, 1) + struct.pack("<IQ2I", UINT32, 2, 7, 8)
@@ -59,12 +59,14 @@ def test_a_header_is_read_past_its_lists(tmp_path):
     )
     content += b"\0"  # where the tensors are
     file.write_bytes(content)
-    found = read_header(file)
-    assert (found.architecture, found.get("block_count"), found.parameters) == ("llama", 2, 17)
-    assert found.values["tokenizer.ggml.tokens"] == 3
-    for cut in range(len(content)):
-        file.write_bytes(content[:cut])
-        with pytest.raises(fs.UserError, match=r"m\.gguf is no GGUF file, or damaged \(.*\); fetch it again"):
+    parsed = read_header(file)
+    assert (parsed.architecture, parsed.get("block_count"), parsed.parameters) == ("llama", 2, 17)
+    assert parsed.metadata["tokenizer.ggml.tokens"] == 3
+    for size in range(len(content)):
+        file.write_bytes(content[:size])
+        with pytest.raises(
+            fs.UserError, match=r"m\.gguf is not a GGUF file, or it is damaged \(.*\); download it again"
+        ):
             read_header(file)
 
 
@@ -81,19 +83,19 @@ def test_a_header_is_read_past_its_lists(tmp_path):
         b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + string("a") + struct.pack("<I", ARRAY) * 100_000,
     ],
 )
-def test_what_is_no_gguf_is_said(tmp_path, content):
+def test_other_files_are_refused(tmp_path, content):
     file = tmp_path / "m.gguf"
     file.write_bytes(content)
-    with pytest.raises(fs.UserError, match=r"is no GGUF file, or damaged"):
+    with pytest.raises(fs.UserError, match="is not a GGUF file, or it is damaged"):
         fs.load(file)
 
 
-def test_a_file_that_is_not_there_is_said(tmp_path):
-    with pytest.raises(fs.UserError, match=r"there is no file .*m\.gguf"):
+def test_a_missing_file_is_an_error(tmp_path):
+    with pytest.raises(fs.UserError, match=r"m\.gguf does not exist; give the path of a \.gguf file"):
         fs.load(tmp_path / "m.gguf")
 
 
-def test_the_extra_is_named_where_it_is_missing(tmp_path, monkeypatch):
+def test_the_missing_extra_is_named(tmp_path, monkeypatch):
     file = tmp_path / "m.gguf"
     file.write_bytes(header(architecture("llama")))
     monkeypatch.setattr("floatscope.models.gguf.find_spec", lambda name: None)
@@ -104,8 +106,8 @@ def test_the_extra_is_named_where_it_is_missing(tmp_path, monkeypatch):
 needs_gguf = pytest.mark.skipif(find_spec("gguf") is None, reason="needs the extra gguf")
 
 
-def write(file, source, *, heads=None, blocks=None, merges=("h i", "t h")):
-    """A small Llama as llama.cpp has it."""
+def write_gguf(file, source, *, heads=None, blocks=None, merges=("h i", "t h")):
+    """Write a small Llama in the format of llama.cpp."""
     import gguf
 
     config, state = source.module.config, source.module.state_dict()
@@ -121,7 +123,7 @@ def write(file, source, *, heads=None, blocks=None, merges=("h i", "t h")):
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_vocab_size(config.vocab_size)
-    names = {i: token for token, i in source.text.tokenizer.get_vocab().items()}
+    names = {i: token for token, i in source.tokenizer.hf.get_vocab().items()}
     writer.add_tokenizer_model("gpt2")
     names |= {300: "hi", 301: "th"}
     writer.add_token_list([names.get(i, f"<unused{i}>") for i in range(config.vocab_size)])
@@ -164,14 +166,14 @@ def write(file, source, *, heads=None, blocks=None, merges=("h i", "t h")):
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    return fs.load(tiny(tmp_path_factory.mktemp("source") / "m", "llama", kv_heads=4), device="cpu")
+    return fs.load(write_tiny(tmp_path_factory.mktemp("source") / "m", "llama", kv_heads=4), device="cpu")
 
 
 @needs_gguf
-def test_a_small_llama_comes_back(tmp_path, source, capfd):
-    """Written by the gguf package, opened by transformers: the network it was."""
+def test_a_small_llama_survives_the_round_trip(tmp_path, source, capfd):
+    """Written by the gguf package, opened by transformers: the same network."""
     file = tmp_path / "m.gguf"
-    write(file, source)
+    write_gguf(file, source)
     assert describe(file).parameters == sum(p.numel() for p in source.module.parameters())
     capfd.readouterr()
     model = fs.load(file, device="cpu")
@@ -182,43 +184,44 @@ def test_a_small_llama_comes_back(tmp_path, source, capfd):
         torch.testing.assert_close(model.module(ids).logits, source.module(ids).logits, rtol=1e-4, atol=1e-4)
     assert model.tokenizer.encode("hi")[-1] == 300
     assert model.tokenizer.decode(model.tokenizer.encode("hi there")) == "hi there"
-    about = describe(file)
-    assert (about.opened_as, about.spec.eos_id, about.vocabulary) == ("LlamaForCausalLM", source.spec.eos_id, 512)
+    description = describe(file)
+    facts = (description.transformers_class, description.spec.eos_id, description.vocab_size)
+    assert facts == ("LlamaForCausalLM", source.spec.eos_id, 512)
 
 
 @needs_gguf
 def test_the_files_of_another_model_beside_it_are_not_read(tmp_path, source):
     file = tmp_path / "m.gguf"
-    write(file, source)
+    write_gguf(file, source)
     alone = fs.load(file, device="cpu").tokenizer.encode("hi there")
-    for other in tiny(tmp_path / "other").iterdir():
+    for other in write_tiny(tmp_path / "other").iterdir():
         if other.suffix != ".safetensors":
             (tmp_path / other.name).write_bytes(other.read_bytes())
-    text = fs.load(file, device="cpu").tokenizer
-    assert text.encode("hi there") == alone
-    assert not text.has_template
-    assert describe(file).template is False
+    tokenizer = fs.load(file, device="cpu").tokenizer
+    assert tokenizer.encode("hi there") == alone
+    assert not tokenizer.has_chat_template
+    assert describe(file).has_chat_template is False
 
 
 @needs_gguf
 @pytest.mark.parametrize("act", [lambda file: fs.load(file, device="cpu"), describe], ids=["load", "describe"])
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("options", "message"),
     [
-        ({"heads": "x"}, "attention.head_count 'x' is no number above 0"),
-        ({"heads": 0}, "attention.head_count 0 is no number above 0"),
-        ({"blocks": 10**9}, "asks for 1000000000 layers, and there are 21 tensors"),
+        ({"heads": "x"}, "attention.head_count 'x' is not a number above 0"),
+        ({"heads": 0}, "attention.head_count 0 is not a number above 0"),
+        ({"blocks": 10**9}, "has 1000000000 layers, but there are 21 tensors"),
         ({"blocks": 3}, "missing"),
         ({"merges": ["no where"]}, "cannot be opened by transformers ("),
     ],
     ids=str,
 )
-def test_a_file_that_cannot_be_right_is_refused_by_both(tmp_path, source, act, how, said):
+def test_an_invalid_file_is_refused_by_load_and_describe(tmp_path, source, act, options, message):
     file = tmp_path / "m.gguf"
-    write(file, source, **how)
+    write_gguf(file, source, **options)
     with pytest.raises(fs.UserError) as error:
         act(file)
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert str(error.value).startswith(str(file))
 
 
@@ -226,14 +229,14 @@ def test_a_file_that_cannot_be_right_is_refused_by_both(tmp_path, source, act, h
 @pytest.mark.parametrize(
     "act", [lambda file, **k: fs.load(file, device="cpu", **k), describe], ids=["load", "describe"]
 )
-def test_both_refuse_a_cut_file_an_unknown_architecture_and_a_mask_out_of_range(tmp_path, source, act):
+def test_truncated_files_unknown_architectures_and_wrong_mask_ids_are_refused(tmp_path, source, act):
     file = tmp_path / "m.gguf"
-    write(file, source)
-    with pytest.raises(fs.UserError, match="mask id 99999 is none of its token ids, 0 … 511"):
+    write_gguf(file, source)
+    with pytest.raises(fs.UserError, match="mask id 99999 is not a valid token id; expected 0 … 511"):
         act(file, mask_id=99999)
-    whole = file.read_bytes()
-    for size in (len(whole) - 500, len(whole) // 2):
-        file.write_bytes(whole[:size])
+    content = file.read_bytes()
+    for size in (len(content) - 500, len(content) // 2):
+        file.write_bytes(content[:size])
         with pytest.raises(fs.UserError, match=r"m\.gguf "):
             act(file)
     file.write_bytes(header(architecture("\x1b[31mfoo")))

@@ -1,4 +1,4 @@
-"""Hub ids, against a small server that speaks the hub's language on this machine."""
+"""Hub ids, with a small server on this machine that answers like the hub."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from folders import edit, tiny, weights
+from tiny_checkpoints import edit_json, read_weights, write_tiny
 
 from floatscope.models.hub import is_hub_id
 
@@ -23,7 +23,7 @@ class Hub(BaseHTTPRequestHandler):
     """org/name → the files of a folder; `gated` and unknown ones answer as the hub does."""
 
     folders: dict[str, Path]
-    asked: list[str]
+    requests: list[str]
 
     def do_HEAD(self):
         self.answer(body=False)
@@ -53,7 +53,7 @@ class Hub(BaseHTTPRequestHandler):
         if not file.is_file():
             return self.refuse(404, "EntryNotFound")
         if body:
-            self.asked.append(file.name)
+            self.requests.append(file.name)
         return self.send(file.read_bytes(), body)
 
     def send(self, content: bytes, body: bool) -> None:
@@ -78,32 +78,32 @@ class Hub(BaseHTTPRequestHandler):
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory):
     home = tmp_path_factory.mktemp("hub")
-    small = tiny(home / "small", shards=2)
+    small = write_tiny(home / "small", shards=2)
     for extra in ("pytorch_model.bin", "modeling_llada.py", "README.md", "optimizer.pt"):
         (small / extra).write_text("not for us")
-    moe, bare = tiny(home / "moe"), home / "bare"
-    edit(moe / "config.json", architectures=["LLaDAMoEModelLM"])
+    moe, bare = write_tiny(home / "moe"), home / "bare"
+    edit_json(moe / "config.json", architectures=["LLaDAMoEModelLM"])
     bare.mkdir()
     (bare / "README.md").write_text("no checkpoint")
 
     class Handler(Hub):
         folders = {"org/small": small, "org/moe": moe, "org/bare": bare}  # noqa: RUF012
-        asked = []  # noqa: RUF012
+        requests = []  # noqa: RUF012
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}", Handler.asked
+    yield f"http://127.0.0.1:{server.server_port}", Handler.requests
     server.shutdown()
 
 
-def said(code: str, cache: Path, **environment: str) -> list[str]:
-    """What a process prints that knows only this hub."""
+def run_code(code: str, cache: Path, **environment: str) -> list[str]:
+    """Run code in a process that knows only this hub, and return the lines it prints."""
     start = """
 import sys, floatscope as fs
-from floatscope.models.describe import describe
-def said(act):
+from floatscope.models.description import describe
+def print_error(function):
     try:
-        act()
+        function()
     except fs.UserError as error:
         print(error)
 """
@@ -115,67 +115,68 @@ def said(act):
     return done.stdout.splitlines()
 
 
-def test_a_hub_checkpoint_is_described_fetched_and_kept(hub, tmp_path):
-    url, asked = hub
-    small = tiny(tmp_path / "small")
-    asked.clear()
-    parameters = sum(t.numel() for t in weights(small).values())
+def test_a_hub_checkpoint_is_described_fetched_and_cached(hub, tmp_path):
+    url, requests = hub
+    small = write_tiny(tmp_path / "small")
+    requests.clear()
+    parameters = sum(t.numel() for t in read_weights(small).values())
     code = """
 print(describe("org/small").parameters, describe("org/small").spec.revision)
 """
-    about = said(code, tmp_path, HF_ENDPOINT=url)
-    assert about == [f"{parameters} {COMMIT}"]
-    assert not any(name.endswith(".safetensors") for name in asked)
+    lines = run_code(code, tmp_path, HF_ENDPOINT=url)
+    assert lines == [f"{parameters} {COMMIT}"]
+    assert not any(name.endswith(".safetensors") for name in requests)
 
     code = """
 model = fs.load("org/small", device="cpu")
-print(model.spec.name, model.spec.revision, model.spec.layout, model.text.decode(model.text.encode("hi")))
+text = model.tokenizer.decode(model.tokenizer.encode("hi"))
+print(model.spec.name, model.spec.revision, model.spec.architecture, text)
 """
-    assert said(code, tmp_path, HF_ENDPOINT=url) == [f"org/small {COMMIT} llada hi"]
-    assert sorted(n for n in asked if n.endswith(".safetensors")) == [
+    assert run_code(code, tmp_path, HF_ENDPOINT=url) == [f"org/small {COMMIT} llada hi"]
+    assert sorted(n for n in requests if n.endswith(".safetensors")) == [
         "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
     ]  # fmt: skip
-    assert not {"pytorch_model.bin", "modeling_llada.py", "README.md", "optimizer.pt"} & set(asked)
+    assert not {"pytorch_model.bin", "modeling_llada.py", "README.md", "optimizer.pt"} & set(requests)
 
-    asked.clear()
-    assert said(code, tmp_path, HF_HUB_OFFLINE="1") == [f"org/small {COMMIT} llada hi"]
-    assert asked == []
+    requests.clear()
+    assert run_code(code, tmp_path, HF_HUB_OFFLINE="1") == [f"org/small {COMMIT} llada hi"]
+    assert requests == []
 
 
-def test_what_cannot_be_had_is_one_sentence(hub, tmp_path):
-    url, asked = hub
-    asked.clear()
+def test_hub_errors_are_one_sentence(hub, tmp_path):
+    url, requests = hub
+    requests.clear()
     code = """
-said(lambda: fs.load("org/moe"))
-said(lambda: fs.load("org/nothing"))
-said(lambda: fs.load("org/gated"))
-said(lambda: fs.load("org/bare"))
-said(lambda: fs.load("org/small", revision="nowhere"))
-said(lambda: describe("org/moe"))
+print_error(lambda: fs.load("org/moe"))
+print_error(lambda: fs.load("org/nothing"))
+print_error(lambda: fs.load("org/gated"))
+print_error(lambda: fs.load("org/bare"))
+print_error(lambda: fs.load("org/small", revision="nowhere"))
+print_error(lambda: describe("org/moe"))
 """
-    moe, nothing, gated, bare, revision, described = said(code, tmp_path, HF_ENDPOINT=url)
+    moe, nothing, gated, bare, revision, described = run_code(code, tmp_path, HF_ENDPOINT=url)
     assert moe.startswith("org/moe: LLaDA-MoE (LLaDAMoEModelLM) cannot be opened: it is a mixture of experts")
     assert "LLaDA-MoE (LLaDAMoEModelLM) cannot be opened" in described
     assert nothing.startswith("org/nothing is neither a folder here nor a repository on the hub you can read")
     assert gated == "org/gated is gated; accept its terms on the hub and log in (hf auth login)"
-    assert bare == "org/bare has no config.json on the hub: no transformers checkpoint"
+    assert bare == "org/bare has no config.json on the hub, so it is not a transformers checkpoint"
     assert revision == "org/small has no revision 'nowhere' on the hub"
-    assert set(asked) <= {"config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
+    assert set(requests) <= {"config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
 
 
-def test_without_a_network_it_is_said(tmp_path):
-    code = 'said(lambda: fs.load("org/small"))\n'
-    (line,) = said(code, tmp_path, HF_HUB_OFFLINE="1")
+def test_an_unreachable_hub_is_an_error(tmp_path):
+    code = 'print_error(lambda: fs.load("org/small"))\n'
+    (line,) = run_code(code, tmp_path, HF_HUB_OFFLINE="1")
     assert line.startswith("org/small is not in the local cache, and the hub cannot be reached (offline?)")
 
 
 @pytest.mark.parametrize("name", ["org/name", "GSAI-ML/LLaDA-8B-Instruct", "a.b/c_d-e"])
-def test_hub_ids_are_known_by_their_form(name):
+def test_hub_ids_are_recognised(name):
     assert is_hub_id(name)
 
 
 @pytest.mark.parametrize(
     "name", ["name", "a/b/c", "../x", "/abs/x", "a/..", "org/na me", "org/name\n", "~/x", "twin:mdm"]
 )
-def test_other_names_are_none(name):
+def test_other_names_are_not_hub_ids(name):
     assert not is_hub_id(name)

@@ -1,4 +1,4 @@
-"""The untrained control: the same architecture, other weights, the same ones for the same seed."""
+"""The untrained control: the same architecture with other weights, which depend on the seed alone."""
 
 from __future__ import annotations
 
@@ -54,17 +54,17 @@ def test_same_architecture_other_weights(name):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_seed_decides_and_nothing_else(name):
+def test_weights_depend_on_the_seed_alone(name):
     model = MODELS[name]()
     first = fs.untrained(model, seed=5)
-    torch.rand(7)  # whatever happened in between
+    torch.rand(7)  # the global state must not matter
     again, other = fs.untrained(model, seed=5), fs.untrained(model, seed=6)
     assert all(torch.equal(again.get_parameter(k), p) for k, p in matrices(first).items())
     assert not any(torch.equal(other.get_parameter(k), p) for k, p in matrices(first).items())
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_global_random_state_is_left_as_it_was(name):
+def test_the_global_random_state_is_unchanged(name):
     model = MODELS[name]()
     before = torch.random.get_rng_state()
     fs.untrained(model, seed=3)
@@ -72,7 +72,7 @@ def test_the_global_random_state_is_left_as_it_was(name):
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_training_mode_and_precision_are_the_models(training):
+def test_training_mode_and_dtype_are_those_of_the_model(training):
     model = LlamaForCausalLM(LlamaConfig(**SHAPE)).train(training)
     for p in model.parameters():
         p.data = p.data.bfloat16()  # as `from_pretrained` does: parameters in bf16, RoPE's frequencies in fp32
@@ -90,15 +90,15 @@ def test_tied_weights_stay_tied():
     assert control.lm_head.weight.dtype == torch.bfloat16
 
 
-def test_a_part_that_cannot_be_initialised_is_named():
-    said = r"cannot make an untrained control: 'Bare' \(Bare\) has parameters \(scale\) and no reset_parameters\(\)"
-    with pytest.raises(fs.UserError, match=said):
+def test_a_layer_that_cannot_be_initialised_is_named():
+    message = r"cannot build an untrained control: 'Bare' \(Bare\) has parameters \(scale\) but no reset_parameters\(\)"
+    with pytest.raises(fs.UserError, match=message):
         fs.untrained(Bare())
     with pytest.raises(fs.UserError, match=r"'1' \(Bare\) has parameters \(scale\)"):
         fs.untrained(nn.Sequential(Plain(), Bare()))
 
 
-def test_it_stands_wherever_a_model_stands(llada):
+def test_a_control_decodes_like_its_model(llada):
     control = fs.untrained(llada, seed=2)
     assert control.spec.name == f"{llada.spec.name} (untrained, seed 2)"
     assert control.spec.mask_id == llada.spec.mask_id

@@ -1,4 +1,4 @@
-"""Decoding, watched or not: checkpoints of every kind, the same rules, the same axes."""
+"""Decoding, watched or not, with models of every kind."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ PROMPTS = [[1, 2, 3, 4, 5, 6, 7], [8, 9, 10]]
 KINDS = ("unshifted", "shifted", "encoder", "arm")
 
 
-def model_of(kind: str, seed: int = 0) -> fs.Model:
+def build_model(kind: str, seed: int = 0) -> fs.Model:
     """A tiny model with random weights: LLaDA-like, Dream-like, BERT, or a causal one."""
     torch.manual_seed(seed)
     if kind == "encoder":
         return fs.Model(BertForMaskedLM(BertConfig(**SHAPE)).eval(), fs.ModelSpec(kind, "mdm", MASK, eos_id=EOS))
     config = LlamaConfig(**SHAPE, num_key_value_heads=2, bos_token_id=None, eos_token_id=None, pad_token_id=0)
     module = LlamaForCausalLM(config).eval()
-    family = "arm" if kind == "arm" else "mdm"
-    spec = fs.ModelSpec(kind, family, None if kind == "arm" else MASK, shift=kind != "unshifted", eos_id=EOS)
+    paradigm = "arm" if kind == "arm" else "mdm"
+    spec = fs.ModelSpec(kind, paradigm, None if kind == "arm" else MASK, shift=kind != "unshifted", eos_id=EOS)
     return fs.Model(module, spec)
 
 
@@ -80,7 +80,7 @@ def attention_of(model: fs.Model, canvas: fs.CanvasState) -> list[torch.Tensor]:
         module.set_attn_implementation(before)
 
 
-def test_watching_changes_no_token(llada):
+def test_watching_does_not_change_the_tokens(llada):
     plain = fs.decode(llada, PROMPTS, new_tokens=8, steps=4)
     watched = fs.decode(llada, PROMPTS, new_tokens=8, steps=4, watch=fs.Watch())
     assert torch.equal(plain.tokens, watched.tokens)
@@ -92,25 +92,25 @@ def test_watching_changes_no_token(llada):
     assert not (watched.tokens[:, -8:] == llada.spec.mask_id).any()
 
 
-@pytest.mark.parametrize("keep", ["summary", "heads", "rows", "full"])
-def test_a_trace_keeps_what_its_level_says(llada, keep):
-    trace, _ = fs.decode(llada, PROMPTS, new_tokens=8, steps=4, watch=fs.Watch(level=keep)).traces
-    without_regions = set(fields_at_level(keep)) - {"regions", "rollout", "row_regions"}
+@pytest.mark.parametrize("level", ["summary", "heads", "rows", "full"])
+def test_a_trace_stores_the_fields_of_its_level(llada, level):
+    trace, _ = fs.decode(llada, PROMPTS, new_tokens=8, steps=4, watch=fs.Watch(level=level)).traces
+    without_regions = set(fields_at_level(level)) - {"regions", "rollout", "row_regions"}
     assert set(trace.arrays) & set(FIELDS) == without_regions
     n = len(PROMPTS[0]) + 8
     assert trace.arrays["received"].shape == (4, 3, len(GROUPS), n)
     assert trace.arrays["row_key"].shape == (8, 3, 4, 16)  # [commit, layer, head, rank]
-    if keep == "full":
+    if level == "full":
         assert trace.arrays["matrix"].shape == (4, 3, 4, n, n)
         np.testing.assert_allclose(trace.arrays["matrix"].sum(-1), 1.0, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_batch_leaves_the_traces_its_samples_leave_alone(kind):
-    model, go = model_of(kind), {"new_tokens": 8, "watch": fs.Watch("rows")}
-    together = fs.decode(model, PROMPTS, samples=["a", "b"], **go).traces
-    for prompt, trace in zip(PROMPTS, together, strict=True):
-        same(trace, fs.decode(model, [prompt], samples=[trace.sample], **go).trace)
+def test_the_traces_of_a_batch_equal_those_of_single_samples(kind):
+    model, settings = build_model(kind), {"new_tokens": 8, "watch": fs.Watch("rows")}
+    batched = fs.decode(model, PROMPTS, samples=["a", "b"], **settings).traces
+    for prompt, trace in zip(PROMPTS, batched, strict=True):
+        same(trace, fs.decode(model, [prompt], samples=[trace.sample], **settings).trace)
 
 
 SETTINGS = [
@@ -123,23 +123,23 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "how"), SETTINGS)
-def test_a_batch_of_unequal_prompts_gives_what_single_prompts_give(kind, how):
+@pytest.mark.parametrize(("kind", "settings"), SETTINGS)
+def test_a_batch_of_unequal_prompts_equals_single_prompts(kind, settings):
     """In fp32 the same tokens, and confidences to 1e-5."""
-    model = model_of(kind, 3)
+    model = build_model(kind, 3)
     prompts = [[1, 2, 3, 4, 5, 6, 7], [8, 9, 10], list(range(11, 31)), [40]]
     names = ["a", "b", "c", "d"]
-    together = fs.decode(model, prompts, samples=names, new_tokens=8, seed=5, **how)
+    batched = fs.decode(model, prompts, samples=names, new_tokens=8, seed=5, **settings)
     for b, (prompt, name) in enumerate(zip(prompts, names, strict=True)):
-        alone = fs.decode(model, [prompt], samples=[name], new_tokens=8, seed=5, **how)
-        assert together.generated[b] == alone.generated[0]
-        theirs = torch.cat([s.commits.confidence[s.commits.sample == b] for s in together.steps])
+        alone = fs.decode(model, [prompt], samples=[name], new_tokens=8, seed=5, **settings)
+        assert batched.generated_ids[b] == alone.generated_ids[0]
+        theirs = torch.cat([s.commits.confidence[s.commits.sample == b] for s in batched.steps])
         mine = torch.cat([s.commits.confidence for s in alone.steps])
         torch.testing.assert_close(theirs, mine, rtol=0, atol=1e-5)
 
 
-def test_what_broke_off_is_not_passed_off_as_finished():
-    model, calls = model_of("unshifted"), []
+def test_an_interrupted_decoding_cannot_be_read():
+    model, calls = build_model("unshifted"), []
 
     def interrupt(*_):
         calls.append(1)
@@ -151,21 +151,21 @@ def test_what_broke_off_is_not_passed_off_as_finished():
     with pytest.raises(KeyboardInterrupt):
         _ = out.tokens
     handle.remove()
-    for read in (lambda: out.tokens, lambda: out.generated, lambda: out.steps):
-        with pytest.raises(fs.UserError, match=r"broke off at step 2 \(KeyboardInterrupt\); decode again"):
+    for read in (lambda: out.tokens, lambda: out.generated_ids, lambda: out.steps):
+        with pytest.raises(fs.UserError, match=r"was interrupted at step 2 \(KeyboardInterrupt\); decode again"):
             read()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_that_are_nan_are_refused(kind):
-    model = model_of(kind)
+    model = build_model(kind)
     with torch.no_grad():
         next(iter(model.module.parameters())).fill_(torch.nan)
     with pytest.raises(fs.UserError, match="logits are NaN or infinite"):
         _ = fs.decode(model, PROMPTS, new_tokens=4).tokens
 
 
-def test_a_model_whose_attention_cannot_be_seen_is_refused():
+def test_a_model_with_hidden_attention_is_refused():
     config = BloomConfig(vocab_size=50, hidden_size=32, n_layer=2, n_head=4, bos_token_id=None, eos_token_id=None)
     model = fs.Model(BloomForCausalLM(config).eval(), fs.ModelSpec("bloom", "arm", None, shift=True))
     assert fs.decode(model, [[1, 2, 3]], new_tokens=2).tokens.shape == (1, 5)
@@ -173,53 +173,53 @@ def test_a_model_whose_attention_cannot_be_seen_is_refused():
         _ = fs.decode(model, [[1, 2, 3]], new_tokens=2, watch=fs.Watch()).traces
 
 
-def test_what_stands_behind_an_early_end_is_no_part_of_the_final_state():
-    model = model_of("unshifted", 2)
+def test_the_final_state_excludes_positions_after_an_early_end():
+    model = build_model("unshifted", 2)
     first = fs.decode(model, [PROMPTS[0]], new_tokens=8, block=1)
     ends = int(first.tokens[0, len(PROMPTS[0]) + 2])
     model = fs.Model(model.module, fs.ModelSpec("stops", "mdm", MASK, eos_id=ends))
     out = fs.decode(model, [PROMPTS[0]], new_tokens=8, block=1, stop=True, watch=fs.Watch())
     assert len(out.steps) < 8
     (final,) = fs.final_state(out)
-    assert int(final.arrays["keys"][0]) == len(PROMPTS[0]) + len(out.generated[0]) + 1
+    assert int(final.arrays["keys"][0]) == len(PROMPTS[0]) + len(out.generated_ids[0]) + 1
     assert not (final.arrays["states"] == State.MASKED).any()
 
 
-def test_infilling_appends_nothing_unless_asked():
-    model = model_of("unshifted")
+def test_infilling_appends_nothing_by_default():
+    model = build_model("unshifted")
     assert fs.decode(model, [[1, MASK, 3]], infill=True).tokens.shape == (1, 3)
     assert fs.decode(model, [[1, MASK, 3]], infill=True, new_tokens=2).tokens.shape == (1, 5)
     with pytest.raises(fs.UserError, match="it only appends, and cannot fill masks inside a prompt"):
-        fs.decode(model_of("arm"), [[1, 2]], infill=True, new_tokens=2)
+        fs.decode(build_model("arm"), [[1, 2]], infill=True, new_tokens=2)
 
 
 @pytest.mark.parametrize("sampler", ["confidence", "klass"])
 @pytest.mark.parametrize("kind", ["unshifted", "shifted", "encoder"])
-def test_what_stands_behind_is_seen_and_never_filled(kind, sampler):
-    model, behind = model_of(kind), [MASK, MASK, 7, MASK]
-    how = {"new_tokens": 6, "block": 3, "sampler": sampler}
-    out = fs.decode(model, PROMPTS, suffix=behind, **how)
+def test_the_suffix_is_visible_and_never_filled(kind, sampler):
+    model, suffix = build_model(kind), [MASK, MASK, 7, MASK]
+    settings = {"new_tokens": 6, "block": 3, "sampler": sampler}
+    out = fs.decode(model, PROMPTS, suffix=suffix, **settings)
     for step in out:
-        assert step.after.tokens[:, -4:].tolist() == [behind, behind]
+        assert step.after.tokens[:, -4:].tolist() == [suffix, suffix]
         assert step.commits.position.lt(out.answer_start + 6).all()
-    assert out.generated == [row[7:13] for row in out.tokens.tolist()]
-    assert not any(MASK in new for new in out.generated)
-    canvas = torch.tensor([PROMPTS[0] + [MASK] * 6 + behind])
-    first = fs.decode(model, PROMPTS[0], suffix=behind, **how).steps[0].before.tokens
+    assert out.generated_ids == [row[7:13] for row in out.tokens.tolist()]
+    assert not any(MASK in new for new in out.generated_ids)
+    canvas = torch.tensor([PROMPTS[0] + [MASK] * 6 + suffix])
+    first = fs.decode(model, PROMPTS[0], suffix=suffix, **settings).steps[0].before.tokens
     assert torch.equal(first, canvas)
 
 
-def test_what_cannot_stand_behind_is_refused():
-    with pytest.raises(fs.UserError, match="arm writes from left to right: nothing can stand behind its answer"):
-        fs.decode(model_of("arm"), PROMPTS, suffix=[1], new_tokens=2)
+def test_an_impossible_suffix_is_refused():
+    with pytest.raises(fs.UserError, match="arm only appends, so nothing can follow its answer; leave suffix out"):
+        fs.decode(build_model("arm"), PROMPTS, suffix=[1], new_tokens=2)
     with pytest.raises(fs.UserError, match="token 99 is not in unshifted's vocabulary"):
-        fs.decode(model_of("unshifted"), PROMPTS, suffix=[99], new_tokens=2)
-    with pytest.raises(fs.UserError, match="is asked for no new tokens: nothing can stand behind its answer"):
-        fs.decode(model_of("unshifted"), [[1, MASK]], suffix=[1], infill=True)
+        fs.decode(build_model("unshifted"), PROMPTS, suffix=[99], new_tokens=2)
+    with pytest.raises(fs.UserError, match="has no new tokens to generate, so nothing can follow its answer"):
+        fs.decode(build_model("unshifted"), [[1, MASK]], suffix=[1], infill=True)
 
 
-def test_padding_is_the_pad_token():
-    module = model_of("unshifted").module
+def test_padding_uses_the_pad_token():
+    module = build_model("unshifted").module
     model = fs.Model(module, fs.ModelSpec("padded", "mdm", MASK, pad_id=7))
     assert fs.decode(model, PROMPTS, new_tokens=2).tokens[1, :4].tolist() == [7] * 4
 
@@ -228,27 +228,27 @@ def test_one_message_is_one_conversation(llada_text):
     one = fs.decode(llada_text, {"role": "user", "content": "hi"}, new_tokens=2)
     assert one.samples == ("0",)
     assert torch.equal(one.tokens, fs.decode(llada_text, "hi", new_tokens=2, chat=True).tokens)
-    assert one.meta["template"] == "chat"
-    with pytest.raises(fs.UserError, match="messages go through a chat template, and chat=False was said"):
+    assert one.meta["chat"] is True
+    with pytest.raises(fs.UserError, match="messages need a chat template, and chat is False"):
         fs.decode(llada_text, [{"role": "user", "content": "hi"}], chat=False)
 
 
-def test_top_key_knows_no_nan():
-    """Of a cached model early steps have fewer keys; of a group without rows there is none."""
-    trace = fs.decode(model_of("arm"), [list(range(1, 30))], new_tokens=6, stop=False, watch=fs.Watch()).trace
+def test_top_key_ignores_nan():
+    """Early steps of a cached model have fewer keys; a group without rows has no top key."""
+    trace = fs.decode(build_model("arm"), [list(range(1, 30))], new_tokens=6, stop=False, watch=fs.Watch()).trace
     lift = trace.received(layer=1, scale="lift", eligible=True)
     assert trace.top_key(layer=1).tolist() == [int(np.nanargmax(row)) for row in lift]
     assert trace.top_key(layer=1, group="masked").tolist() == [-1] * 6
 
 
-def test_steps_come_as_they_happen_and_the_rest_on_demand():
-    model, calls = model_of("unshifted"), []
+def test_steps_run_lazily_and_are_stored():
+    model, calls = build_model("unshifted"), []
     handle = model.module.register_forward_hook(lambda *_: calls.append(1))
     out = fs.decode(model, PROMPTS, new_tokens=8, steps=4, watch=fs.Watch())
     assert not calls
     first = next(iter(out))
     assert len(calls) == 1
-    assert torch.is_grad_enabled()  # nothing of the decoding leaks into the caller's code
+    assert torch.is_grad_enabled()  # no_grad does not leak into the caller's code
     assert len(out.steps) == len(calls) == 4
     assert [step.before.step for step in out] == [0, 1, 2, 3]
     assert out.steps[0] is first
@@ -256,8 +256,18 @@ def test_steps_come_as_they_happen_and_the_rest_on_demand():
     handle.remove()
 
 
-def test_a_decoding_that_is_dropped_leaves_the_model_as_it_was():
-    model = model_of("unshifted")
+def test_the_repr_shows_the_progress_and_runs_nothing():
+    out = fs.decode(build_model("unshifted"), PROMPTS, new_tokens=4, watch=fs.Watch())
+    start = "Decoding(unshifted, 2 prompts, sampler=confidence, new_tokens=4, steps="
+    assert repr(out) == start + "0 (unfinished), watched)"
+    next(iter(out))
+    assert repr(out) == start + "1 (unfinished), watched)"
+    assert len(out.steps) == 4
+    assert repr(out) == start + "4 (finished), watched)"
+
+
+def test_a_dropped_decoding_restores_the_model():
+    model = build_model("unshifted")
     before = model.module.config._attn_implementation
     out = fs.decode(model, PROMPTS, new_tokens=8, watch=fs.Watch())
     next(iter(out))
@@ -266,14 +276,14 @@ def test_a_decoding_that_is_dropped_leaves_the_model_as_it_was():
     assert len(fs.decode(model, PROMPTS, new_tokens=4, watch=fs.Watch()).traces) == 2
 
 
-def test_an_error_is_raised_when_asked_not_when_read():
-    model = model_of("unshifted")
+def test_arguments_are_checked_before_the_first_step():
+    model = build_model("unshifted")
     with pytest.raises(fs.UserError, match="9 steps do not divide among 2 blocks"):
         fs.decode(model, PROMPTS, new_tokens=8, steps=9, block=4)
 
 
-def test_masks_in_the_prompt_are_filled_only_when_asked():
-    model = model_of("unshifted")
+def test_masks_in_the_prompt_are_filled_only_with_infill():
+    model = build_model("unshifted")
     prompt = [1, MASK, 3, MASK, 5]
     with pytest.raises(fs.UserError, match=r"prompt 0 contains the mask token \(49\) 2 times; .*infill=True"):
         fs.decode(model, [prompt], new_tokens=4)
@@ -284,16 +294,16 @@ def test_masks_in_the_prompt_are_filled_only_when_asked():
 
 
 def test_the_unguided_pass_is_not_watched():
-    model = model_of("unshifted")
+    model = build_model("unshifted")
     plain = fs.decode(model, PROMPTS, new_tokens=4, steps=1, watch=fs.Watch(verify=True))
     guided = fs.decode(model, PROMPTS, new_tokens=4, steps=1, watch=fs.Watch(verify=True), guidance=2.0)
     np.testing.assert_array_equal(plain.traces[0].received(), guided.traces[0].received())
 
 
-def test_lift_of_the_latest_step_is_the_traces():
+def test_lift_of_the_latest_step_equals_the_traces():
     for kind in ("unshifted", "encoder"):
-        out = fs.decode(model_of(kind), PROMPTS, new_tokens=4, watch=fs.Watch())
-        with pytest.raises(fs.UserError, match="take a step first"):
+        out = fs.decode(build_model(kind), PROMPTS, new_tokens=4, watch=fs.Watch())
+        with pytest.raises(fs.UserError, match="run a step first"):
             out.lift(0)
         lifts = np.stack([out.lift(2)[0] for _ in out])
         np.testing.assert_allclose(lifts, out.traces[0].received(2, scale="lift", eligible=True), 1e-5)
@@ -303,9 +313,9 @@ def test_lift_of_the_latest_step_is_the_traces():
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", [0, 1])
-def test_received_attention_is_the_models_own(kind, seed):
-    """Eager attention of the canvas before each step, by group; an ARM's rows are added up over its cache."""
-    model = model_of(kind, seed)
+def test_received_attention_equals_eager_attention(kind, seed):
+    """Eager attention of the canvas before each step, by group; an ARM's rows are summed over its cache."""
+    model = build_model(kind, seed)
     out = fs.decode(model, PROMPTS, new_tokens=8, watch=fs.Watch("rows", verify=True), stop=False)
     for t, step in enumerate(out.steps):
         canvas = step.before
@@ -327,9 +337,9 @@ def test_received_attention_is_the_models_own(kind, seed):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_predicting_row_is_the_one_whose_logits_decided(kind):
+def test_the_predicting_row_has_the_logits_of_the_token(kind):
     """p for unshifted logits, p − 1 for shifted ones: the token is the argmax of that row."""
-    model = model_of(kind, 1)
+    model = build_model(kind, 1)
     for step in fs.decode(model, PROMPTS, new_tokens=6, stop=False):
         logits, c = model.forward(step.before).detach(), step.commits
         assert torch.equal(logits[c.sample, c.row].argmax(-1), c.token)
@@ -340,7 +350,7 @@ def test_the_predicting_row_is_the_one_whose_logits_decided(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_final_state_is_one_forward_over_the_finished_sequence(kind):
-    model = model_of(kind)
+    model = build_model(kind)
     out = fs.decode(model, PROMPTS, new_tokens=6, watch=fs.Watch(), stop=False)
     finals = fs.final_state(out, fs.Watch("rows", verify=True))
     canvas = out.steps[-1].after
@@ -356,22 +366,22 @@ def test_the_final_state_is_one_forward_over_the_finished_sequence(kind):
         assert sorted(trace.arrays["commit_position"]) == list(range(len(PROMPTS[b]), len(PROMPTS[b]) + 6))
 
 
-def test_the_final_state_of_an_ended_sample_has_no_filling():
-    model = model_of("arm")
+def test_the_final_state_of_an_ended_sample_excludes_the_filler():
+    model = build_model("arm")
     plain = fs.decode(model, PROMPTS, new_tokens=6, stop=False)
-    ends = int(plain.tokens[0, len(PROMPTS[0]) + 2])  # what the first sample says third now ends it
+    ends = int(plain.tokens[0, len(PROMPTS[0]) + 2])  # the third token of the first sample now ends it
     model = fs.Model(model.module, fs.ModelSpec("arm", "arm", None, shift=True, eos_id=ends))
     out = fs.decode(model, PROMPTS, new_tokens=6, watch=fs.Watch())
     first, second = out.traces
     assert len(first.arrays["keys"]) == 3
     assert len(second.arrays["keys"]) == 6
-    assert len(out.generated[0]) == 2  # without what ends it
+    assert len(out.generated_ids[0]) == 2  # without the end token
     short, long = fs.final_state(out)
     assert int(short.arrays["keys"][0]) == len(PROMPTS[0]) + 3
     assert int(long.arrays["keys"][0]) == len(PROMPTS[1]) + 6
 
 
-def test_the_first_step_has_no_committed_rows_and_the_last_has_all_but_its_own(llada):
+def test_committed_rows_grow_from_step_to_step(llada):
     (trace,) = fs.decode(llada, PROMPTS[:1], new_tokens=8, steps=4, watch=fs.Watch()).traces
     committed = trace.received(group="committed")
     assert np.isnan(committed[0]).all()
@@ -379,16 +389,16 @@ def test_the_first_step_has_no_committed_rows_and_the_last_has_all_but_its_own(l
     assert (trace.arrays["states"] == State.COMMITTED).sum(-1).tolist() == [0, 2, 4, 6]
 
 
-def test_regions_reach_the_trace(llada):
+def test_regions_are_stored_in_the_trace(llada):
     regions = Regions.from_spans([{"prompt": [(0, 7)], "answer": [(7, 15)]}], 15)
     (trace,) = fs.decode(llada, PROMPTS[:1], new_tokens=8, steps=2, watch=fs.Watch(), regions=regions).traces
     assert trace.coords["region"] == ("prompt", "answer")
-    np.testing.assert_allclose(trace.arrays["regions"].sum(-1), 1.0, rtol=2e-3)  # the two are all there is
+    np.testing.assert_allclose(trace.arrays["regions"].sum(-1), 1.0, rtol=2e-3)  # the two regions cover the canvas
     np.testing.assert_allclose(trace.arrays["rollout"].sum(-1), 1.0, rtol=1e-4)
     np.testing.assert_allclose(trace.arrays["row_regions"].sum(-1), 1.0, rtol=2e-3)
 
 
-def test_names_and_facts_go_into_the_traces(llada):
+def test_names_and_meta_are_stored_in_the_traces(llada):
     out = fs.decode(
         llada, PROMPTS, new_tokens=2, steps=1, watch=fs.Watch(), samples=["nq-1", "nq-2"], meta={"note": "x"}
     )
@@ -398,37 +408,39 @@ def test_names_and_facts_go_into_the_traces(llada):
     assert out.traces[0].coords["layer"] == tuple(f"model.layers.{i}.self_attn" for i in range(3))
 
 
-def test_a_name_for_every_prompt(llada):
+def test_every_prompt_needs_a_name(llada):
     with pytest.raises(fs.UserError, match="1 different sample names for 2 prompts; give one for each"):
         fs.decode(llada, PROMPTS, new_tokens=2, steps=1, samples=["only"])
 
 
-def test_a_run_knows_what_it_was_made_with():
-    out = fs.decode(model_of("shifted"), PROMPTS, new_tokens=4, watch=fs.Watch(), sampler="threshold(tau=0.5)", seed=3)
+def test_the_meta_of_a_trace_holds_the_settings():
+    out = fs.decode(
+        build_model("shifted"), PROMPTS, new_tokens=4, watch=fs.Watch(), sampler="threshold(tau=0.5)", seed=3
+    )
     meta = out.traces[0].meta
-    want = {"model": "shifted", "family": "mdm", "mask_id": MASK, "shift": True, "dtype": "float32", "seed": 3}
-    want |= {"sampler": "threshold", "arguments": {"tau": 0.5}, "new_tokens": 4, "temperature": 0.0, "template": None}
+    want = {"model": "shifted", "paradigm": "mdm", "mask_id": MASK, "shift": True, "dtype": "float32", "seed": 3}
+    want |= {"sampler": "threshold", "arguments": {"tau": 0.5}, "new_tokens": 4, "temperature": 0.0, "chat": False}
     want |= {"rows": "all", "state": "step", "remote_code": False}
     assert {name: meta[name] for name in want} == want
 
 
-def test_a_masked_diffusion_model_needs_its_mask():
+def test_a_masked_diffusion_model_needs_a_mask_token():
     spec = fs.ModelSpec("maskless", "mdm", None)
     with pytest.raises(fs.UserError, match=r"maskless has no mask token: give its id, fs\.load\(…, mask_id=…\)"):
-        fs.decode(fs.Model(model_of("unshifted").module, spec), PROMPTS, new_tokens=2)
+        fs.decode(fs.Model(build_model("unshifted").module, spec), PROMPTS, new_tokens=2)
 
 
-def test_what_a_model_cannot_hold_is_refused_with_the_number():
+def test_a_prompt_beyond_the_context_is_refused_with_the_number():
     spec = fs.ModelSpec("short", "mdm", MASK, context=12)
-    model = fs.Model(model_of("unshifted").module, spec)
-    with pytest.raises(fs.UserError, match=r"prompt 0 has 7 tokens and 8 new .*: 15, and short was trained for 12"):
+    model = fs.Model(build_model("unshifted").module, spec)
+    with pytest.raises(fs.UserError, match=r"prompt 0 has 7 tokens, with 8 new ones 15, and short was trained for 12"):
         fs.decode(model, PROMPTS, new_tokens=8)
-    with pytest.raises(fs.UserError, match="prompt 0 is empty, and an autoregressive model needs a token"):
-        fs.decode(model_of("arm"), [[]], new_tokens=2)
+    with pytest.raises(fs.UserError, match="prompt 0 is empty, and an autoregressive model needs a first token"):
+        fs.decode(build_model("arm"), [[]], new_tokens=2)
     assert fs.decode(model, [[]], new_tokens=2).tokens.shape == (1, 2)
 
 
-def test_under_autocast_the_fields_are_still_fp32(llada):
+def test_fields_are_fp32_under_autocast(llada):
     regions = Regions.from_spans([{"prompt": [(0, 7)], "answer": [(7, 15)]}], 15)
     with torch.autocast("cpu", torch.bfloat16):
         out = fs.decode(llada, PROMPTS[:1], new_tokens=8, steps=2, watch=fs.Watch(level="rows"), regions=regions)
@@ -437,74 +449,74 @@ def test_under_autocast_the_fields_are_still_fp32(llada):
     torch.testing.assert_close(got, (rows @ member.float()).half().float(), rtol=0, atol=0)
 
 
-SLIPS = """
+MISTAKES = """
 import floatscope as fs, sys
 llada = fs.load(fs.write_random(sys.argv[1]), device="cpu")
-def said(slip):
+def print_error(mistake):
     try:
-        slip()
+        mistake()
     except fs.UserError as error:
         print(error)
-go = {"new_tokens": 4, "steps": 2}
-said(lambda: fs.decode(llada, 5, **go))
-said(lambda: fs.decode(llada, [[1, "hello"]], **go))
-said(lambda: fs.decode(llada, [[1, 99999]], **go))
-said(lambda: fs.decode(llada, [[1.5]], **go))
-said(lambda: fs.decode(llada, [1.5, 2], **go))
-said(lambda: fs.decode(llada, b"hello", **go))
-said(lambda: fs.decode(llada, "a" + chr(0xDCFF), **go))
-said(lambda: fs.decode(llada, [[1]], **go, chat="no"))
-said(lambda: fs.decode(llada, [[1]], **go, samples="a"))
-said(lambda: fs.decode(llada, [[1]], **go, preset=5))
-said(lambda: fs.final_state(llada))
-said(lambda: fs.decode(llada, [[1]], **go, watch=True))
-said(lambda: fs.decode(llada.module, [[1]], **go))
-said(lambda: fs.watch(llada, kep="heads").__enter__())
-said(lambda: fs.watch("gpt2").__enter__())
-said(lambda: fs.Watch(fields="received"))
-said(lambda: fs.Watch(reducers=(fs.Reducer,)))
+settings = {"new_tokens": 4, "steps": 2}
+print_error(lambda: fs.decode(llada, 5, **settings))
+print_error(lambda: fs.decode(llada, [[1, "hello"]], **settings))
+print_error(lambda: fs.decode(llada, [[1, 99999]], **settings))
+print_error(lambda: fs.decode(llada, [[1.5]], **settings))
+print_error(lambda: fs.decode(llada, [1.5, 2], **settings))
+print_error(lambda: fs.decode(llada, b"hello", **settings))
+print_error(lambda: fs.decode(llada, "a" + chr(0xDCFF), **settings))
+print_error(lambda: fs.decode(llada, [[1]], **settings, chat="no"))
+print_error(lambda: fs.decode(llada, [[1]], **settings, samples="a"))
+print_error(lambda: fs.decode(llada, [[1]], **settings, preset=5))
+print_error(lambda: fs.final_state(llada))
+print_error(lambda: fs.decode(llada, [[1]], **settings, watch=True))
+print_error(lambda: fs.decode(llada.module, [[1]], **settings))
+print_error(lambda: fs.watch(llada, levl="heads").__enter__())
+print_error(lambda: fs.watch("gpt2").__enter__())
+print_error(lambda: fs.Watch(fields="received"))
+print_error(lambda: fs.Watch(reducers=(fs.Reducer,)))
 """
 
 
-def test_slips_of_the_hand_get_a_sentence(tmp_path):
-    """In a process of its own, because the shape checks of the tests would answer first."""
-    done = subprocess.run([sys.executable, "-c", SLIPS, str(tmp_path / "m")], capture_output=True, text=True)
+def test_mistakes_get_a_one_sentence_error(tmp_path):
+    """In a separate process, because the tests' shape checks would fail first."""
+    done = subprocess.run([sys.executable, "-c", MISTAKES, str(tmp_path / "m")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     expected = [
         "a prompt is a text, a list of token ids or a list of messages, got 5",
-        "a prompt is a text, a list of token ids or a list of messages; 'hello' is no token id",
+        "a prompt is a text, a list of token ids or a list of messages; 'hello' is not a token id",
         "token 99999 is not in m's vocabulary, 0 … 511",
-        "a prompt is a text, a list of token ids or a list of messages; 1.5 is no token id",
+        "a prompt is a text, a list of token ids or a list of messages; 1.5 is not a token id",
         "a prompt is a text, a list of token ids or a list of messages, got 1.5",
         "a prompt is a text, a list of token ids or a list of messages, got b'hello'",
-        "the prompt is no valid text: it holds bytes that are not UTF-8",
+        "the prompt is not valid text: it contains bytes that are not UTF-8",
         "chat must be True or False, got 'no'",
-        "samples are a list of names, one for each prompt, got 'a'",
+        "samples must be a list of names, one for each prompt, got 'a'",
         "unknown preset '5'; allowed: llada, dream",
-        "final_state looks at what fs.decode gave, got Model",
+        "final_state needs the result of fs.decode, got Model",
         "watch must be a fs.Watch(…) or None, got True",
         "decode needs a floatscope Model (fs.load), got LlamaForCausalLM; see also fs.watch",
-        "unknown setting of `watch` 'kep' (did you mean 'keep'?); allowed: keep, fields, reducers, verify, backend",
+        "unknown setting of `watch` 'levl' (did you mean 'level'?); allowed: level, fields, reducers, verify, backend",
         "watch needs a torch module or a floatscope Model, got str",
         "fields must be a tuple of names, got the string 'received'; write ('received',)",
-        f"{fs.Reducer!r} is no reducer: give an instance of a fs.Reducer with a name and axes",
+        f"{fs.Reducer!r} is not a valid reducer; give an instance of a subclass of fs.Reducer with a name and axes",
     ]
     assert done.stdout.splitlines() == expected
 
 
-def test_seeds_decide_nothing_but_the_weights(llada):
-    """Decoding at temperature 0 uses no randomness: two runs leave the same trace."""
+def test_decoding_at_temperature_0_is_deterministic(llada):
+    """Two runs leave the same trace."""
     one, other = (fs.decode(llada, PROMPTS, new_tokens=4, steps=2, watch=fs.Watch()).traces for _ in range(2))
     for a, b in zip(one, other, strict=True):
         same(a, b, 0, 0)
 
 
-def test_an_arm_that_cannot_keep_its_keys_shows_all_rows_at_every_step():
-    """The same numbers, watched with a cache or without one."""
-    with_cache = model_of("arm")
-    without = fs.Model(with_cache.module, replace(with_cache.spec, cache=False))
-    go = {"new_tokens": 5, "stop": False, "watch": fs.Watch()}
-    one, other = (fs.decode(model, PROMPTS, **go) for model in (with_cache, without))
+def test_an_arm_without_a_cache_gives_the_same_numbers():
+    """Without a cache the trace has all rows at every step."""
+    with_cache = build_model("arm")
+    without = fs.Model(with_cache.module, replace(with_cache.spec, supports_cache=False))
+    settings = {"new_tokens": 5, "stop": False, "watch": fs.Watch()}
+    one, other = (fs.decode(model, PROMPTS, **settings) for model in (with_cache, without))
     assert torch.equal(one.tokens, other.tokens)
     assert (one.meta["rows"], other.meta["rows"]) == ("cache", "all")
     for a, b in zip(one.traces, other.traces, strict=True):

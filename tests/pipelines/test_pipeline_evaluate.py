@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 
 import floatscope as fs
-from floatscope.analysis.evaluations import PREDICTIONS, open_evaluation, read_predictions
+from floatscope.analysis.evaluations import PREDICTIONS_FILE, open_evaluation, read_predictions
 from floatscope.errors import UserError
-from floatscope.lab.twins.heldout import read
 from floatscope.pipelines.evaluate import plan_evaluation
-from floatscope.pipelines.posing import choose
-from floatscope.tasks.prompt import prompt_of
+from floatscope.pipelines.prompting import choose_passages
 from floatscope.tasks.sample import Passage, Sample
-from floatscope.tasks.score import acc, em, f1
+from floatscope.tasks.scores import acc, em, f1
+from floatscope.tasks.sample_files import read_shipped
+from floatscope.tasks.template import load_template
 
-HOW = {"new_tokens": 6, "batch": 3}
+HOW = {"new_tokens": 6, "batch_size": 3}
 
 
 @pytest.fixture(scope="module")
@@ -36,30 +36,30 @@ def arm():
     return fs.load("twin:arm", device="cpu")
 
 
-def asked(model, out, samples=None, **settings):
-    return list(plan_evaluation(model, samples or read("reading-5")[:7], out, **{**HOW, **settings}))
+def run_evaluation(model, out, samples=None, **settings):
+    return list(plan_evaluation(model, samples or read_shipped("reading-5")[:7], out, **{**HOW, **settings}))
 
 
 @pytest.mark.parametrize("family", ["arm", "mdm"])
-def test_every_question_is_asked_and_scored(family, arm, mdm, tmp_path):
+def test_every_question_is_answered_and_scored(family, arm, mdm, tmp_path):
     model = {"arm": arm, "mdm": mdm}[family]
-    samples = read("reading-5")[:7]
-    told = asked(model, tmp_path / "e")
-    assert [each.done for each in told] == [3, 6, 7]
+    samples = read_shipped("reading-5")[:7]
+    lines = run_evaluation(model, tmp_path / "e")
+    assert [each.done for each in lines] == [3, 6, 7]
     table = open_evaluation(tmp_path / "e").table.set_index("sample")
     for sample in samples:
-        alone = fs.decode(model, prompt_of(sample).text, new_tokens=6, samples=[sample.id]).text
+        alone = fs.decode(model, load_template().prompt(sample).text, new_tokens=6, samples=[sample.id]).text
         row = table.loc[sample.id]
         assert row["prediction"] == alone
         assert (row["acc"], row["em"], row["f1"]) == tuple(rule(alone, sample.answers) for rule in (acc, em, f1))
-    assert told[-1].acc == table["acc"].mean()
+    assert lines[-1].acc == table["acc"].mean()
     assert table["acc"].mean() > 0.5  # they can read
 
 
 def test_passages_are_chosen_with_gold_among_them():
     passages = tuple(Passage("", f"text {i}", gold=i == 3) for i in range(5))
     sample = Sample("x", "What?", ("y",), passages)
-    shown = {n: [p.text[-1] for p in choose(sample, n).passages] for n in (0, 1, 2, 5, 9, "gold", "all")}
+    shown = {n: [p.text[-1] for p in choose_passages(sample, n).passages] for n in (0, 1, 2, 5, 9, "gold", "all")}
     assert shown == {
         0: [],
         1: ["3"],
@@ -70,70 +70,73 @@ def test_passages_are_chosen_with_gold_among_them():
         "all": list("01234"),
     }
     with pytest.raises(UserError, match="a number, gold or all"):
-        choose(sample, "some")
+        choose_passages(sample, "some")
 
 
-def test_without_passages_nobody_can_know(mdm, tmp_path):
-    asked(mdm, tmp_path / "closed", passages=0)
+def test_without_passages_fresh_facts_are_not_answered(mdm, tmp_path):
+    run_evaluation(mdm, tmp_path / "closed", passages=0)
     table = open_evaluation(tmp_path / "closed").table
     assert (table["passages"] == 0).all()
     assert table["acc"].mean() < 0.5
 
 
 def test_shots_are_other_samples_with_their_answers(mdm, tmp_path):
-    samples = read("reading-1")[:5]
-    made = plan_evaluation(mdm, samples, tmp_path / "shots", shots=2, **HOW)
-    for item in made.items:
+    samples = read_shipped("reading-1")[:5]
+    job = plan_evaluation(mdm, samples, tmp_path / "shots", shots=2, **HOW)
+    for item in job.items:
         shown = [other for other in samples if other.question in item.prompt.text and other.id != item.sample.id]
         assert len(shown) == 2
         assert all(other.answers[0] in item.prompt.text for other in shown)
-        assert item.prompt.text.endswith(prompt_of(item.sample).text.rpartition("Question:")[2])
+        assert item.prompt.text.endswith(load_template().prompt(item.sample).text.rpartition("Question:")[2])
     again = plan_evaluation(mdm, samples, tmp_path / "again", shots=2, **HOW)
-    assert [item.prompt for item in made.items] == [item.prompt for item in again.items]
-    with pytest.raises(UserError, match="5 shots need as many other samples"):
+    assert [item.prompt for item in job.items] == [item.prompt for item in again.items]
+    with pytest.raises(UserError, match="5 shots need 5 other samples"):
         plan_evaluation(mdm, samples, tmp_path / "many", shots=5, **HOW)
 
 
-def test_what_is_too_long_loses_whole_passages_and_it_is_said(mdm, tmp_path):
+def test_a_long_prompt_loses_whole_passages_with_a_note(mdm, tmp_path):
     short = replace(mdm, spec=replace(mdm.spec, context=100))
-    made = plan_evaluation(short, read("reading-5")[:4], tmp_path / "cut", **HOW)
-    assert "lost passages or shots" in made.notes[0]
-    for item, sample in zip(made.items, read("reading-5"), strict=False):
+    job = plan_evaluation(short, read_shipped("reading-5")[:4], tmp_path / "cut", **HOW)
+    assert "lost passages or shots" in job.notes[0]
+    for item, sample in zip(job.items, read_shipped("reading-5"), strict=False):
         assert len(item.ids) + 6 <= 100
         assert sample.question in item.prompt.text
         assert 0 < len(item.sample.passages) < 5
         assert set(item.sample.passages) <= set(sample.passages)
     tiny = replace(mdm, spec=replace(mdm.spec, context=12))
     with pytest.raises(UserError, match="reading-5-0"):
-        plan_evaluation(tiny, read("reading-5")[:1], tmp_path / "none", **HOW)
+        plan_evaluation(tiny, read_shipped("reading-5")[:1], tmp_path / "none", **HOW)
 
 
-def test_without_a_tokenizer_nothing_can_be_asked(mdm, tmp_path):
-    with pytest.raises(UserError, match="has no tokenizer, so it cannot be asked in words"):
-        plan_evaluation(replace(mdm, text=None), read("reading-5")[:2], tmp_path / "e", **HOW)
+def test_evaluation_needs_a_tokenizer(mdm, tmp_path):
+    with pytest.raises(UserError, match="has no tokenizer, so it cannot read text"):
+        plan_evaluation(replace(mdm, tokenizer=None), read_shipped("reading-5")[:2], tmp_path / "e", **HOW)
 
 
-def test_shots_are_drawn_from_those_that_have_an_answer(mdm, tmp_path):
-    samples = [*(replace(sample, answers=()) for sample in read("unanswerable")[:3]), *read("reading-1")[:2]]
-    made = plan_evaluation(mdm, samples, tmp_path / "one", shots=1, **HOW)
-    assert made.notes == []  # nothing was too long
-    with pytest.raises(UserError, match="2 shots need as many other samples with an answer, and there are 1 beside"):
+def test_shots_are_drawn_from_samples_with_an_answer(mdm, tmp_path):
+    samples = [
+        *(replace(sample, answers=()) for sample in read_shipped("unanswerable")[:3]),
+        *read_shipped("reading-1")[:2],
+    ]
+    job = plan_evaluation(mdm, samples, tmp_path / "one", shots=1, **HOW)
+    assert job.notes == []  # nothing was too long
+    with pytest.raises(UserError, match="2 shots need 2 other samples with an answer, and there are 1 besides"):
         plan_evaluation(mdm, samples, tmp_path / "two", shots=2, **HOW)
 
 
-def test_attention_is_that_of_the_deciding_rows(mdm, tmp_path):
+def test_attention_is_that_of_the_predicting_rows(mdm, tmp_path):
     """Against the trace of the same decoding: rows up to the end of the answer, mean over layers and heads."""
-    samples = read("reading-5")[:2]
-    asked(mdm, tmp_path / "e", samples, attention=True, trace=2, batch=2)
-    made = plan_evaluation(mdm, samples, tmp_path / "e", attention=True, trace=2, **{**HOW, "batch": 2})
-    list(made.traces())
+    samples = read_shipped("reading-5")[:2]
+    run_evaluation(mdm, tmp_path / "e", samples, attention=True, trace_samples=2, batch_size=2)
+    job = plan_evaluation(mdm, samples, tmp_path / "e", attention=True, trace_samples=2, **{**HOW, "batch_size": 2})
+    list(job.plan_traces())
     table = open_evaluation(tmp_path / "e").table.set_index("sample")
     for trace in fs.open_run(tmp_path / "e" / "traces"):
         start = len(trace.arrays["tokens_after"]) - 6
         written = trace.arrays["tokens_after"][start:].tolist()
-        said = next(i for i, token in enumerate(written) if token in mdm.spec.stop_ids)
-        assert mdm.text.decode(written[:said]) == table.loc[trace.sample, "prediction"]
-        rows = trace.arrays["row_regions"][trace.arrays["commit_position"] < start + said].astype(float)
+        message = next(i for i, token in enumerate(written) if token in mdm.spec.stop_ids)
+        assert mdm.tokenizer.decode(written[:message]) == table.loc[trace.sample, "prediction"]
+        rows = trace.arrays["row_regions"][trace.arrays["commit_position"] < start + message].astype(float)
         names = trace.coords["region"]
         gold = rows[..., names.index("gold")].mean()
         others = sum(rows[..., names.index(f"document {i}")].mean() for i in range(1, 6)) - gold
@@ -141,21 +144,21 @@ def test_attention_is_that_of_the_deciding_rows(mdm, tmp_path):
         assert table.loc[trace.sample, "other_mass"] == pytest.approx(others, rel=1e-3)
 
 
-def test_extra_masks_stay_and_filler_stands_behind(mdm, tmp_path):
-    samples = read("reading-1")[:3]
-    plain = asked(mdm, tmp_path / "plain", samples)
+def test_extra_masks_stay_masked_and_filler_follows_the_answer(mdm, tmp_path):
+    samples = read_shipped("reading-1")[:3]
+    plain = run_evaluation(mdm, tmp_path / "plain", samples)
     for name, extra in {"masks": {"extra_masks": 12}, "filler": {"filler": " ." * 12}}.items():
-        told = asked(mdm, tmp_path / name, samples, **extra)
-        assert told[-1].acc == pytest.approx(plain[-1].acc, abs=0.7)
+        lines = run_evaluation(mdm, tmp_path / name, samples, **extra)
+        assert lines[-1].acc == pytest.approx(plain[-1].acc, abs=0.7)
         for line in read_predictions(tmp_path / name):
             assert "." * 3 not in line["prediction"]
 
 
 @pytest.mark.parametrize("extra", [1, 6, 8])
-def test_there_are_as_many_extra_masks_as_were_asked_for(extra, mdm, tmp_path):
-    made = plan_evaluation(mdm, read("reading-1")[:2], tmp_path / "e", extra_masks=extra, **HOW)
-    decoding = made._decode(made.items)
-    longest = max(len(item.ids) for item in made.items)
+def test_the_number_of_extra_masks_is_exact(extra, mdm, tmp_path):
+    job = plan_evaluation(mdm, read_shipped("reading-1")[:2], tmp_path / "e", extra_masks=extra, **HOW)
+    decoding = job._decode(job.items)
+    longest = max(len(item.ids) for item in job.items)
     for step in decoding:
         assert step.after.tokens.shape[1] == longest + 6 + extra
         assert (step.after.masked[:, -extra:]).all()
@@ -163,13 +166,13 @@ def test_there_are_as_many_extra_masks_as_were_asked_for(extra, mdm, tmp_path):
     assert not decoding.steps[-1].after.masked[:, :-extra].any()
 
 
-def test_nothing_stands_behind_an_autoregressive_answer(arm, tmp_path):
+def test_an_arm_takes_no_suffix(arm, tmp_path):
     with pytest.raises(UserError, match="writes from left to right"):
-        plan_evaluation(arm, read("reading-1")[:2], tmp_path / "e", extra_masks=4, **HOW)
+        plan_evaluation(arm, read_shipped("reading-1")[:2], tmp_path / "e", extra_masks=4, **HOW)
 
 
-def test_abstaining_is_right_where_there_is_no_answer(mdm, tmp_path):
-    asked(mdm, tmp_path / "e", [*read("unanswerable")[:3], *read("reading-5")[:3]])
+def test_abstaining_is_correct_where_there_is_no_answer(mdm, tmp_path):
+    run_evaluation(mdm, tmp_path / "e", [*read_shipped("unanswerable")[:3], *read_shipped("reading-5")[:3]])
     table = open_evaluation(tmp_path / "e").table
     assert table["unanswerable"].tolist().count(True) == 3
     for row in table.itertuples():
@@ -180,7 +183,7 @@ KILLED = """
 import sys, time
 import floatscope as fs
 from floatscope.pipelines import evaluate as evaluating
-from floatscope.lab.twins.heldout import read
+from floatscope.tasks.sample_files import read_shipped
 append = evaluating._append
 def slow(file, lines):
     append(file, lines)
@@ -188,56 +191,56 @@ def slow(file, lines):
     print("written", flush=True)
     time.sleep(60)
 evaluating._append = slow
-list(evaluating.evaluate(fs.load("twin:mdm", device="cpu"), read("reading-5")[:7], sys.argv[1], new_tokens=6, batch=3))
+list(evaluating.evaluate(fs.load("twin:mdm", device="cpu"), read_shipped("reading-5")[:7], sys.argv[1], new_tokens=6, batch_size=3))
 """
 
 
-def test_a_killed_evaluation_goes_on_to_the_same_bytes(mdm, tmp_path):
-    asked(mdm, tmp_path / "whole")
+def test_a_killed_evaluation_resumes_to_the_same_bytes(mdm, tmp_path):
+    run_evaluation(mdm, tmp_path / "whole")
     process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path / "killed")], stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline() == b"written\n"
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert len(read_predictions(tmp_path / "killed")) == 3
-    assert [each.done for each in asked(mdm, tmp_path / "killed")] == [6, 7]
-    whole, killed = ((tmp_path / name / PREDICTIONS).read_bytes() for name in ("whole", "killed"))
-    assert whole == killed
-    assert asked(mdm, tmp_path / "killed") == []
+    assert [each.done for each in run_evaluation(mdm, tmp_path / "killed")] == [6, 7]
+    unbroken, killed = ((tmp_path / name / PREDICTIONS_FILE).read_bytes() for name in ("whole", "killed"))
+    assert unbroken == killed
+    assert run_evaluation(mdm, tmp_path / "killed") == []
 
 
 def test_other_settings_are_refused(mdm, tmp_path):
-    asked(mdm, tmp_path / "e")
+    run_evaluation(mdm, tmp_path / "e")
     with pytest.raises(UserError, match="cannot be resumed with other settings"):
-        plan_evaluation(mdm, read("reading-5")[:7], tmp_path / "e", passages=0, **HOW)
+        plan_evaluation(mdm, read_shipped("reading-5")[:7], tmp_path / "e", passages=0, **HOW)
 
 
-def test_a_folder_of_traces_is_no_evaluation(mdm, tmp_path):
+def test_a_folder_of_traces_is_refused_as_an_evaluation(mdm, tmp_path):
     list(fs.plan_trace(mdm, ["What floats?"], tmp_path / "t", new_tokens=4))
     with pytest.raises(UserError, match="a run of traces, not of scores"):
         open_evaluation(tmp_path / "t")
     with pytest.raises(UserError, match="t holds a run of traces, and this would be another kind of run"):
-        asked(mdm, tmp_path / "t")
+        run_evaluation(mdm, tmp_path / "t")
 
 
-def test_a_batch_holds_a_sample_or_more(mdm, tmp_path):
+def test_a_batch_size_is_at_least_one(mdm, tmp_path):
     with pytest.raises(UserError, match="a batch must hold at least 1 sample, got 0"):
-        asked(mdm, tmp_path / "e", batch=0)
+        run_evaluation(mdm, tmp_path / "e", batch_size=0)
 
 
 def test_a_damaged_file_is_named(mdm, tmp_path):
-    asked(mdm, tmp_path / "e")
-    file: Path = tmp_path / "e" / PREDICTIONS
+    run_evaluation(mdm, tmp_path / "e")
+    file: Path = tmp_path / "e" / PREDICTIONS_FILE
     file.write_bytes(b"no json\n" + file.read_bytes())
     with pytest.raises(UserError, match=r"predictions\.jsonl is damaged"):
         open_evaluation(tmp_path / "e")
 
 
-def test_a_line_says_what_it_was_asked_with(mdm, tmp_path):
+def test_a_line_records_passages_and_tokens(mdm, tmp_path):
     began = time.time()
-    asked(mdm, tmp_path / "e", prompt="instruct")
+    run_evaluation(mdm, tmp_path / "e", template="instruct")
     record = json.loads((tmp_path / "e" / "run.json").read_text())
     assert record["status"] == "finished"
     assert record["settings"]["prompt"] == "instruct"
     assert record["settings"]["passages"] == "all"
-    assert (tmp_path / "e" / PREDICTIONS).stat().st_mtime >= began - 1
+    assert (tmp_path / "e" / PREDICTIONS_FILE).stat().st_mtime >= began - 1

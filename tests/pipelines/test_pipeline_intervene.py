@@ -11,24 +11,24 @@ import pytest
 from typer.testing import CliRunner
 
 import floatscope as fs
-from floatscope.analysis.evaluations import PREDICTIONS, open_evaluation
-from floatscope.analysis.experiments import EXPERIMENT, VALUES, effects, read_experiment
-from floatscope.analysis.floating import floating_index, tops
-from floatscope.analysis.look import TraceView
+from floatscope.analysis.anchor_movement import floating_index, top_keys
+from floatscope.analysis.evaluations import PREDICTIONS_FILE, open_evaluation
+from floatscope.analysis.experiments import EXPERIMENT_FILE, MEASURES, effects, read_experiment
+from floatscope.analysis.trace_view import TraceView
 from floatscope.cli.main import app
 from floatscope.errors import UserError
-from floatscope.interventions.arm import Condition, build_conditions
+from floatscope.interventions.conditions import Condition, build_conditions
 from floatscope.interventions.recipes import RECIPES
-from floatscope.lab.twins.heldout import read
 from floatscope.pipelines.evaluate import plan_evaluation
 from floatscope.pipelines.intervene import plan_intervention
-from floatscope.reports.intervened import intervened
+from floatscope.reports.intervention_report import build_intervention_report
 from floatscope.reports.page import write_page
-from floatscope.tasks.prompt import prompt_of
 from floatscope.tasks.sample import Sample
+from floatscope.tasks.sample_files import read_shipped
+from floatscope.tasks.template import load_template
 
-HOW = {"new_tokens": 4, "batch": 3}
-FEW = read("reading-1")[:4]
+HOW = {"new_tokens": 4, "batch_size": 3}
+FEW = read_shipped("reading-1")[:4]
 MASKED = [
     Condition("baseline"),
     *build_conditions("mask_anchors(k=2)", draws=2),
@@ -42,33 +42,38 @@ def models():
 
 
 @pytest.fixture(scope="module", params=["arm", "mdm"])
-def made(request, models, tmp_path_factory):
+def finished(request, models, tmp_path_factory):
     """The model and the folder of an experiment that was not broken off."""
     path = tmp_path_factory.mktemp(request.param) / "whole"
     list(plan_intervention(models[request.param], FEW, path, MASKED, **HOW))
     return models[request.param], path
 
 
-def lines(path, arm):
-    return [json.loads(line) for line in (path / arm / PREDICTIONS).read_text().splitlines()]
+def lines(path, condition):
+    return [json.loads(line) for line in (path / condition / PREDICTIONS_FILE).read_text().splitlines()]
 
 
-def test_what_is_broken_off_and_resumed_has_the_bytes_of_what_was_not(made, tmp_path):
-    model, whole = made
+def test_a_resumed_experiment_has_the_bytes_of_an_unbroken_one(finished, tmp_path):
+    model, unbroken = finished
     for at, _ in enumerate(plan_intervention(model, FEW, tmp_path / "cut", MASKED, **HOW)):
         if at == 2:
             break  # between the batches of the second arm
-    file = tmp_path / "cut" / "edited" / PREDICTIONS
+    file = tmp_path / "cut" / "edited" / PREDICTIONS_FILE
     assert len(lines(tmp_path / "cut", "edited")) == 3
     file.write_bytes(file.read_bytes() + b'{"id": "reading')  # and killed while it wrote
     again = plan_intervention(model, FEW, tmp_path / "cut", MASKED, **HOW)
     assert again.finished == 4 + 3
-    assert [arm.name for arm, _ in again] == ["edited", *(arm.name for arm in MASKED[2:] for _ in range(2))]
+    assert [condition.name for condition, _ in again] == [
+        "edited",
+        *(condition.name for condition in MASKED[2:] for _ in range(2)),
+    ]
     assert again.finished == again.total == 4 * len(MASKED)
-    for arm in MASKED:
-        assert (tmp_path / "cut" / arm.name / PREDICTIONS).read_bytes() == (whole / arm.name / PREDICTIONS).read_bytes()
-    assert (tmp_path / "cut" / EXPERIMENT).read_bytes() == (whole / EXPERIMENT).read_bytes()
-    assert list(plan_intervention(model, FEW, whole, MASKED, **HOW)) == []
+    for condition in MASKED:
+        assert (tmp_path / "cut" / condition.name / PREDICTIONS_FILE).read_bytes() == (
+            unbroken / condition.name / PREDICTIONS_FILE
+        ).read_bytes()
+    assert (tmp_path / "cut" / EXPERIMENT_FILE).read_bytes() == (unbroken / EXPERIMENT_FILE).read_bytes()
+    assert list(plan_intervention(model, FEW, unbroken, MASKED, **HOW)) == []
 
 
 def in_order(trace):
@@ -78,47 +83,47 @@ def in_order(trace):
     return np.mean(signs) if signs else None
 
 
-def test_measures_are_those_of_the_analyses(made):
-    model, path = made
+def test_measures_are_those_of_the_analyses(finished):
+    model, path = finished
     watched = fs.decode(
         model,
-        [prompt_of(sample).text for sample in FEW],
+        [load_template().prompt(sample).text for sample in FEW],
         new_tokens=4,
         watch=fs.Watch(),
         samples=[sample.id for sample in FEW],
         edits="mask_anchors(k=2)",
     )
-    told = {line["id"]: line["measures"] for line in lines(path, "edited")}
+    record = {line["id"]: line["measures"] for line in lines(path, "edited")}
     for sample, trace in zip(FEW, watched.traces, strict=True):
-        look = TraceView(trace)
-        assert told[sample.id]["order"] == pytest.approx(in_order(trace))
-        assert told[sample.id]["floating"] == pytest.approx(floating_index(tops(look))["within"].mean())
-        prompt, answer = prompt_of(sample).text, sample.answers[0]
+        view = TraceView(trace)
+        assert record[sample.id]["order"] == pytest.approx(in_order(trace))
+        assert record[sample.id]["floating"] == pytest.approx(floating_index(top_keys(view))["within"].mean())
+        prompt, answer = load_template().prompt(sample).text, sample.answers[0]
         try:
             nll = fs.answer_nll(
                 model, prompt, answer, new_tokens=4, samples=[sample.id], edits="mask_anchors(k=2)"
             )[0]  # fmt: skip
         except UserError:  # too long
             nll = None
-        assert told[sample.id]["nll"] == (nll if nll is None else pytest.approx(nll, rel=1e-4, abs=1e-6))
+        assert record[sample.id]["nll"] == (nll if nll is None else pytest.approx(nll, rel=1e-4, abs=1e-6))
 
 
-def test_an_edit_that_acts_on_no_step_changes_nothing(made):
-    _, path = made
+def test_an_edit_that_acts_on_no_step_changes_nothing(finished):
+    _, path = finished
     assert lines(path, "never") == lines(path, "baseline")
     row = effects([path]).set_index("arm").loc["never"]
-    for value in VALUES:
+    for value in MEASURES:
         assert [row[f"{value}_change{end}"] for end in ("", "_low", "_high")] == [0, 0, 0]
 
 
-def test_effects_are_what_the_lines_say(made):
-    _, path = made
+def test_effects_are_what_the_lines_say(finished):
+    _, path = finished
     table = effects([path]).set_index("arm")
-    assert list(table.index) == [arm.name for arm in MASKED]
-    every = {arm.name: pd.json_normalize(lines(path, arm.name)).set_index("id") for arm in MASKED}
-    for value in VALUES:
+    assert list(table.index) == [condition.name for condition in MASKED]
+    every = {condition.name: pd.json_normalize(lines(path, condition.name)).set_index("id") for condition in MASKED}
+    for value in MEASURES:
         column = value if value in ("acc", "f1") else f"measures.{value}"
-        own = {name: some[column].astype(float) for name, some in every.items()}
+        own = {name: subset[column].astype(float) for name, subset in every.items()}
         controls = pd.concat([own["edited-random-0"], own["edited-random-1"]], axis=1).mean(axis=1)
         row = table.loc["edited"]
         assert row[value] == pytest.approx(own["edited"].mean())
@@ -132,62 +137,72 @@ def test_effects_are_what_the_lines_say(made):
     assert table["control_of"].tolist() == ["", "", "edited", "edited", ""]
 
 
-def test_only_likelihoods_are_those_of_the_whole(made, tmp_path):
-    model, path = made
-    arms = MASKED[:2]
-    list(plan_intervention(model, FEW, tmp_path / "nll", arms, nll_only=True, **HOW))
-    for arm in arms:
-        only, whole = lines(tmp_path / "nll", arm.name), lines(path, arm.name)
-        assert only == [{"id": line["id"], "measures": {"nll": line["measures"]["nll"]}} for line in whole]
-    told = effects([tmp_path / "nll"])
-    assert "nll_change" in told
-    assert "acc" not in told
+def test_nll_only_equals_the_nll_of_a_full_experiment(finished, tmp_path):
+    model, path = finished
+    conditions = MASKED[:2]
+    list(plan_intervention(model, FEW, tmp_path / "nll", conditions, nll_only=True, **HOW))
+    for condition in conditions:
+        only, unbroken = lines(tmp_path / "nll", condition.name), lines(path, condition.name)
+        assert only == [{"id": line["id"], "measures": {"nll": line["measures"]["nll"]}} for line in unbroken]
+    record = effects([tmp_path / "nll"])
+    assert "nll_change" in record
+    assert "acc" not in record
     with pytest.raises(UserError, match="likelihoods of answers alone"):
         open_evaluation(tmp_path / "nll" / "edited")
-    write_page(intervened([tmp_path / "nll"]), tmp_path / "page.html")
+    write_page(build_intervention_report([tmp_path / "nll"]), tmp_path / "page.html")
     with pytest.raises(UserError, match="another kind of run"):
-        plan_intervention(model, FEW, tmp_path / "nll", arms, **HOW)
+        plan_intervention(model, FEW, tmp_path / "nll", conditions, **HOW)
 
 
-def test_what_is_not_defined_is_null(models, tmp_path):
+def test_undefined_measures_are_null(models, tmp_path):
     samples = [Sample("none", "What floats?", ()), Sample("long", "What sinks?", ("a very long answer indeed, is it",))]
     list(plan_evaluation(models["arm"], samples, tmp_path / "e", measure=True, new_tokens=2))
     assert [line["measures"]["nll"] for line in lines(tmp_path, "e")] == [None, None]
     assert open_evaluation(tmp_path / "e").table["nll"].dtype == float
 
 
-def test_conditions_have_samples_of_their_own(models, tmp_path):
-    arms = [
+def test_conditions_run_on_their_own_subset(models, tmp_path):
+    conditions = [
         Condition("baseline"),
         *build_conditions("drop_bos", None),
         *build_conditions("spread", None, name="late", condition="b"),
     ]
-    made = plan_intervention(models["arm"], {"a": FEW[:2], "b": FEW[2:]}, tmp_path / "c", arms, nll_only=True, **HOW)
-    list(made)
-    told = effects([tmp_path / "c"])
-    assert told[["condition", "arm"]].to_numpy().tolist() == [
+    finished = plan_intervention(
+        models["arm"], {"a": FEW[:2], "b": FEW[2:]}, tmp_path / "c", conditions, nll_only=True, **HOW
+    )
+    list(finished)
+    record = effects([tmp_path / "c"])
+    assert record[["condition", "arm"]].to_numpy().tolist() == [
         ["a", "baseline"], ["a", "edited"], ["b", "baseline"], ["b", "edited"], ["b", "late"]]  # fmt: skip
     assert {line["id"] for line in lines(tmp_path / "c" / "b", "late")} == {sample.id for sample in FEW[2:]}
-    assert [section.title for section in intervened([tmp_path / "c"]).sections] == ["twin:arm, a", "twin:arm, b"]
+    assert [section.title for section in build_intervention_report([tmp_path / "c"]).sections] == [
+        "twin:arm, a",
+        "twin:arm, b",
+    ]
 
 
 def test_a_region_that_only_some_samples_have_can_be_knocked_out(models, tmp_path):
     samples = [FEW[0], Sample("bare", "What floats?", ("wood",))]
-    arms = [Condition("baseline"), *build_conditions("knock_out(keys='gold')", draws=1)]
-    with pytest.warns(UserWarning, match="picked nothing"):
-        list(plan_intervention(models["mdm"], samples, tmp_path / "k", arms, nll_only=True, new_tokens=6, batch=1))
-    asked = ({line["id"]: line["measures"]["nll"] for line in lines(tmp_path / "k", arm.name)} for arm in arms[:2])
-    before, after = asked
+    conditions = [Condition("baseline"), *build_conditions("knock_out(keys='gold')", draws=1)]
+    with pytest.warns(UserWarning, match="selected no keys"):
+        list(
+            plan_intervention(models["mdm"], samples, tmp_path / "k", conditions, nll_only=True, new_tokens=6, batch_size=1)
+        )
+    records = (
+        {line["id"]: line["measures"]["nll"] for line in lines(tmp_path / "k", condition.name)}
+        for condition in conditions[:2]
+    )
+    before, after = records
     assert after["bare"] == pytest.approx(before["bare"])
     assert after[FEW[0].id] > before[FEW[0].id] + 1
 
 
 @pytest.mark.parametrize(
-    ("arms", "said"),
+    ("conditions", "message"),
     [
         (
             [Condition("baseline"), *build_conditions("spread(layers=[99])", None)],
-            "acts on layer 99, and twin:arm has layers 0 to 7",
+            "acts on layer 99, but twin:arm has layers 0 to 7",
         ),
         ([Condition("baseline"), *build_conditions("knock_out(keys='godl')", None)], "did you mean 'gold'"),
         ([Condition("baseline"), *build_conditions("freeze", None)], "has new ones at every step"),
@@ -198,14 +213,14 @@ def test_a_region_that_only_some_samples_have_can_be_knocked_out(models, tmp_pat
         ([Condition("baseline"), Condition("x", subset="y")], "asked on 'y', and there are no such samples"),
     ],
 )
-def test_what_is_wrong_is_said_before_anything_is_written(arms, said, models, tmp_path):
-    with pytest.raises(UserError, match=said):
-        plan_intervention(models["arm"], FEW, tmp_path / "wrong", arms, **HOW)
+def test_mistakes_are_refused_before_anything_is_written(conditions, message, models, tmp_path):
+    with pytest.raises(UserError, match=message):
+        plan_intervention(models["arm"], FEW, tmp_path / "wrong", conditions, **HOW)
     assert not (tmp_path / "wrong").exists()
 
 
-def test_other_edits_are_another_experiment(made):
-    model, path = made
+def test_other_edits_are_another_experiment(finished):
+    model, path = finished
     with pytest.raises(UserError, match=r"cannot be resumed with other settings: edits: .*k=2.*k=3"):
         plan_intervention(model, FEW, path, [Condition("baseline"), *build_conditions("mask_anchors(k=3)")], **HOW)
     unnamed = [fs.Edit("sink", amount=score) for score in (0.0, 1.0)]  # both are called sink
@@ -215,47 +230,47 @@ def test_other_edits_are_another_experiment(made):
 
 
 def test_lines_along_an_axis_are_drawn_with_their_controls(models, tmp_path):
-    arms = [Condition("baseline")]
+    conditions = [Condition("baseline")]
     for k in (1, 3):
-        arms += build_conditions(f"spread(k={k})", draws=1, name=f"spread-{k}", value=float(k), series="spread")
-    list(plan_intervention(models["arm"], FEW[:2], tmp_path / "x", arms, nll_only=True, **HOW))
-    (section,) = intervened([tmp_path / "x"]).sections
+        conditions += build_conditions(f"spread(k={k})", draws=1, name=f"spread-{k}", value=float(k), series="spread")
+    list(plan_intervention(models["arm"], FEW[:2], tmp_path / "x", conditions, nll_only=True, **HOW))
+    (section,) = build_intervention_report([tmp_path / "x"]).sections
     chart = section.charts[0]
     assert (chart.title, chart.x) == ("Unlikeliness of the right answer, spread", [1.0, 3.0])
     assert [(series.name, series.control) for series in chart.series] == [("spread", False), ("control", True)]
-    told = effects([tmp_path / "x"]).set_index("arm")
-    assert np.allclose(chart.series[1].y, told.loc[["spread-1", "spread-3"], "nll_control"])
+    record = effects([tmp_path / "x"]).set_index("arm")
+    assert np.allclose(chart.series[1].y, record.loc[["spread-1", "spread-3"], "nll_control"])
 
 
 @pytest.fixture
-def few(tmp_path):
+def data_file(tmp_path):
     file = tmp_path / "few.jsonl"
     file.write_text("".join(json.dumps(sample.as_json()) + "\n" for sample in FEW[:2]))
     return file
 
 
-def ask(few, *words):
-    out = ["--data", str(few), "--out", str(few.parent / "out"), "--new-tokens", "4"]
+def run_command(data_file, *words):
+    out = ["--data", str(data_file), "--out", str(data_file.parent / "out"), "--new-tokens", "4"]
     return CliRunner().invoke(app, ["intervene", *words, *out])
 
 
-def test_the_command_shows_all_arms(few):
+def test_the_command_shows_all_conditions(data_file):
     words = "twin:arm", "--edit", "zero_heads(pairs=[(3, 1)])", "--draws", "1"
-    said = ask(few, *words)
-    assert said.exit_code == 0, said.output
-    assert "edited-random-0" in said.output
-    assert "less its control" in said.output
-    table = pd.read_csv(few.parent / "out" / "effects.csv")
+    message = run_command(data_file, *words)
+    assert message.exit_code == 0, message.output
+    assert "edited-random-0" in message.output
+    assert "less its control" in message.output
+    table = pd.read_csv(data_file.parent / "out" / "effects.csv")
     assert table["arm"].tolist() == ["baseline", "edited", "edited-random-0"]
-    page = (few.parent / "out" / "report.html").read_text()
+    page = (data_file.parent / "out" / "report.html").read_text()
     assert "as many random heads of the same layers" in page
-    again = ask(few, *words, "--json")
+    again = run_command(data_file, *words, "--json")
     assert [row["arm"] for row in json.loads(again.stdout)["effects"]] == table["arm"].tolist()
-    assert read_experiment(few.parent / "out" / "twin-arm")["title"] == "zero_heads(pairs=[(3, 1)])"
+    assert read_experiment(data_file.parent / "out" / "twin-arm")["title"] == "zero_heads(pairs=[(3, 1)])"
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--edit", "mask_anchor(k=5)"], "did you mean 'mask_anchors'"),
         (["--edit", "spread", "--control", "rnadom"], "did you mean 'random'"),
@@ -263,14 +278,14 @@ def test_the_command_shows_all_arms(few):
         (["--edit", "spread(layers=[99])"], "acts on layer 99"),
     ],
 )
-def test_mistakes_are_one_sentence(few, words, said):
-    done = ask(few, "twin:arm", *words)
+def test_mistakes_are_one_sentence(data_file, words, message):
+    done = run_command(data_file, "twin:arm", *words)
     assert done.exit_code == 2
-    assert said in done.stderr
-    assert not (few.parent / "out").exists()
+    assert message in done.stderr
+    assert not (data_file.parent / "out").exists()
 
 
 def test_the_edits_are_listed():
-    said = CliRunner().invoke(app, ["intervene", "--list"])
-    assert said.exit_code == 0
-    assert all(f"{name}(" in said.output for name in RECIPES)
+    message = CliRunner().invoke(app, ["intervene", "--list"])
+    assert message.exit_code == 0
+    assert all(f"{name}(" in message.output for name in RECIPES)

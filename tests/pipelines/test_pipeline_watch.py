@@ -1,4 +1,4 @@
-"""Watching code that knows nothing of floatscope."""
+"""Watching code that does not use floatscope."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ def same(one: fs.Trace, other: fs.Trace, rtol: float = 1e-4, atol: float = 1e-5)
         np.testing.assert_allclose(array, other.arrays[name], rounding, atol, err_msg=name)
 
 
-# --- around an autoregressive generate() ------------------------------------------------------------------------------
+# ---- around an autoregressive generate()
 
 
-def test_generate_gives_the_same_tokens_and_a_step_for_each(arm):
+def test_watching_generate_keeps_its_tokens_and_records_a_step_per_token(arm):
     ids = torch.tensor(PROMPTS[:1])
-    go = {"max_new_tokens": 6, "do_sample": False}
-    plain = arm.generate(ids, **go)
-    with fs.watch(arm, verify=True) as seen:
-        watched = arm.generate(ids, **go)
-    assert torch.equal(plain, watched)
-    (trace,) = seen.traces
+    settings = {"max_new_tokens": 6, "do_sample": False}
+    plain = arm.generate(ids, **settings)
+    with fs.watch(arm, verify=True) as watched:
+        tokens = arm.generate(ids, **settings)
+    assert torch.equal(plain, tokens)
+    (trace,) = watched.traces
     assert trace.arrays["keys"].tolist() == [7, 8, 9, 10, 11, 12]
     assert trace.arrays["queries"].tolist() == [7, 1, 1, 1, 1, 1]
     assert trace.arrays["received"].shape == (6, 3, len(GROUPS), 12)
@@ -65,50 +65,50 @@ def test_generate_gives_the_same_tokens_and_a_step_for_each(arm):
 
 
 @pytest.mark.parametrize("use_cache", [True, False])
-def test_the_prefix_is_what_one_forward_over_the_sequence_receives(arm, use_cache):
-    """Causal rows never change: added up a row at a time, or seen all at once at every step."""
+def test_the_prefix_equals_one_forward_over_the_sequence(arm, use_cache):
+    """Causal rows never change: the sum over single rows equals all rows at once."""
     ids = torch.tensor(PROMPTS[:1])
-    with fs.watch(arm) as seen:
+    with fs.watch(arm) as watched:
         tokens = arm.generate(ids, max_new_tokens=6, do_sample=False, use_cache=use_cache)
-    with fs.watch(arm) as whole:
+    with fs.watch(arm) as single_forward:
         arm(tokens[:, :-1])
-    (trace,), (final,) = seen.traces, whole.traces
+    (trace,), (final,) = watched.traces, single_forward.traces
     for layer in range(3):
         for scale in ("mean", "lift"):
             got = trace.received(layer=layer, scale=scale)[-1]
             np.testing.assert_allclose(got, final.received(layer=layer, scale=scale)[0], 1e-3, 1e-5)
 
 
-def test_a_padded_batch_is_generated_as_its_samples_are(arm):
+def test_a_padded_batch_equals_its_samples(arm):
     ids = torch.tensor([PROMPTS[0], [0] * 4 + PROMPTS[1]])
     padding = (ids != 0).long()
-    go = {"max_new_tokens": 5, "do_sample": False}
-    with fs.watch(arm, verify=True) as seen:
-        tokens = arm.generate(ids, attention_mask=padding, **go)
-    assert torch.equal(tokens, arm.generate(ids, attention_mask=padding, **go))
+    settings = {"max_new_tokens": 5, "do_sample": False}
+    with fs.watch(arm, verify=True) as watched:
+        tokens = arm.generate(ids, attention_mask=padding, **settings)
+    assert torch.equal(tokens, arm.generate(ids, attention_mask=padding, **settings))
     with fs.watch(arm) as alone:
-        arm.generate(torch.tensor(PROMPTS[1:]), **go)
-    batched, single = seen.traces[1], alone.traces[0]
+        arm.generate(torch.tensor(PROMPTS[1:]), **settings)
+    batched, single = watched.traces[1], alone.traces[0]
     assert batched.arrays["keys"].tolist() == single.arrays["keys"].tolist() == [3, 4, 5, 6, 7]
     np.testing.assert_allclose(batched.received(), single.received(), 1e-3, 1e-5)
 
 
-def test_a_cache_passed_by_hand_is_noticed(arm):
-    """The first forward looks like any other; the second brings its cache."""
+def test_a_cache_passed_by_hand_is_detected(arm):
+    """The second forward brings the cache of the first."""
     ids = torch.tensor(PROMPTS[:1])
-    with torch.no_grad(), fs.watch(arm) as seen:
+    with torch.no_grad(), fs.watch(arm) as watched:
         out = arm(ids)
         out = arm(torch.tensor([[5]]), past_key_values=out.past_key_values)
-    (trace,) = seen.traces
+    (trace,) = watched.traces
     assert trace.arrays["queries"].tolist() == [7, 1]
     assert trace.arrays["tokens"][-1].tolist() == [*PROMPTS[0], 5]
-    with torch.no_grad(), fs.watch(arm) as whole:
+    with torch.no_grad(), fs.watch(arm) as single_forward:
         arm(torch.tensor([[*PROMPTS[0], 5]]))
-    np.testing.assert_allclose(trace.received()[-1], whole.traces[0].received()[0], 1e-3, 1e-5)
+    np.testing.assert_allclose(trace.received()[-1], single_forward.traces[0].received()[0], 1e-3, 1e-5)
 
 
-def test_watching_begins_before_the_cache_is_filled(arm):
-    """Rows that were not seen cannot be added up."""
+def test_watching_must_begin_before_the_cache_is_filled(arm):
+    """Rows that were not captured cannot be summed."""
     with torch.no_grad():
         past = arm(torch.tensor(PROMPTS[:1])).past_key_values
         with (
@@ -118,46 +118,48 @@ def test_watching_begins_before_the_cache_is_filled(arm):
             arm(torch.tensor([[5]]), past_key_values=past)
 
 
-def test_each_prompt_is_a_sequence_of_its_own(arm):
+def test_each_prompt_is_a_separate_sequence(arm):
     first, second = torch.tensor(PROMPTS[:1]), torch.tensor([[9, 9, 9, 9, 9, 9, 9]])  # of the same length
-    with fs.watch(arm) as seen:
+    with fs.watch(arm) as watched:
         arm.generate(first, max_new_tokens=3, do_sample=False)
         arm.generate(second, max_new_tokens=3, do_sample=False)
         with torch.no_grad():
             arm(first)
             arm(second)
-    assert [trace.sample for trace in seen.traces] == ["0.0", "1.0", "2.0", "3.0"]
-    assert [len(trace.arrays["keys"]) for trace in seen.traces] == [3, 3, 1, 1]
+    assert [trace.sample for trace in watched.traces] == ["0.0", "1.0", "2.0", "3.0"]
+    assert [len(trace.arrays["keys"]) for trace in watched.traces] == [3, 3, 1, 1]
 
 
-def test_a_cache_that_forgets_is_refused():
+def test_a_pruned_cache_is_refused():
     torch.manual_seed(0)
     model = MistralForCausalLM(MistralConfig(**SHAPE, num_key_value_heads=2, sliding_window=6, pad_token_id=0)).eval()
-    said = r"layer 'model\.layers\.0\.self_attn' attends over \d keys but the canvas has \d+ positions: .*pruned caches"
-    with fs.watch(model), pytest.raises(fs.UserError, match=said):
+    message = (
+        r"layer 'model\.layers\.0\.self_attn' attends over \d keys but the canvas has \d+ positions: .*pruned caches"
+    )
+    with fs.watch(model), pytest.raises(fs.UserError, match=message):
         model.generate(torch.tensor(PROMPTS[:1]), max_new_tokens=4, do_sample=False)
 
 
 def test_a_static_cache_is_refused(arm):
-    said = r"a StaticCache attends over positions that are not written yet.*cache_implementation='dynamic'"
-    with fs.watch(arm), pytest.raises(fs.UserError, match=said):
+    message = r"a StaticCache attends over positions that are not written yet.*cache_implementation='dynamic'"
+    with fs.watch(arm), pytest.raises(fs.UserError, match=message):
         arm.generate(torch.tensor(PROMPTS[:1]), max_new_tokens=4, do_sample=False, cache_implementation="static")
 
 
 def test_beam_search_is_refused_by_name(arm):
-    """It moves sequences between the rows of the batch: no row would be the trace of one sequence."""
-    with fs.watch(arm), pytest.raises(fs.UserError, match="beam search moves sequences from row to row of the batch"):
+    """It moves sequences between the rows of the batch."""
+    with fs.watch(arm), pytest.raises(fs.UserError, match="beam search moves sequences between the rows of the batch"):
         arm.generate(torch.tensor(PROMPTS[:1]), max_new_tokens=4, num_beams=3, do_sample=False)
 
 
-def test_a_mask_given_by_position_is_the_mask_given_by_name(arm):
+def test_a_mask_passed_by_position_equals_one_passed_by_name(arm):
     ids, mask = torch.randint(3, 40, (2, 24)), torch.ones(2, 24, dtype=torch.long)
     mask[0, :7] = 0
     traces = []
     for args, kwargs in (((ids, mask), {}), ((), {"input_ids": ids, "attention_mask": mask})):
-        with torch.no_grad(), fs.watch(arm, verify=True) as seen:
+        with torch.no_grad(), fs.watch(arm, verify=True) as watched:
             arm(*args, **kwargs)
-        traces.append(seen.traces)
+        traces.append(watched.traces)
     for by_position, by_name in zip(*traces, strict=True):
         assert set(by_position.arrays) == set(by_name.arrays)
         for name, array in by_name.arrays.items():
@@ -165,7 +167,7 @@ def test_a_mask_given_by_position_is_the_mask_given_by_name(arm):
     assert [int(t.arrays["keys"][0]) for t in traces[0]] == [17, 24]
 
 
-# --- around a denoising loop of one's own -----------------------------------------------------------------------------
+# ---- around a custom denoising loop
 
 
 def denoise_by_hand(model: nn.Module, ids: torch.Tensor, **kwargs) -> torch.Tensor:
@@ -184,12 +186,12 @@ def denoise_by_hand(model: nn.Module, ids: torch.Tensor, **kwargs) -> torch.Tens
     return ids
 
 
-def test_a_denoising_loop_is_followed_by_its_masks(bert):
+def test_a_denoising_loop_is_tracked_by_its_masks(bert):
     ids = torch.tensor([[1, 2, 3, MASK, MASK, 4, MASK], [5, 6, 7, 8, MASK, MASK, MASK]])
     plain = denoise_by_hand(bert, ids)
-    with fs.watch(bert, mask_id=MASK, verify=True) as seen:
+    with fs.watch(bert, mask_id=MASK, verify=True) as watched:
         assert torch.equal(denoise_by_hand(bert, ids), plain)
-    for b, trace in enumerate(seen.traces):
+    for b, trace in enumerate(watched.traces):
         assert trace.arrays["received"].shape == (3, 3, len(GROUPS), 7)
         assert (trace.arrays["states"] == State.MASKED).sum(-1).tolist() == [3, 2, 1]
         assert (trace.arrays["states"] == State.COMMITTED).sum(-1).tolist() == [0, 1, 2]
@@ -201,34 +203,34 @@ def test_a_denoising_loop_is_followed_by_its_masks(bert):
 
 
 def test_a_new_prompt_of_the_same_length_is_a_new_sequence(bert):
-    with fs.watch(bert, mask_id=MASK) as seen:
+    with fs.watch(bert, mask_id=MASK) as watched:
         for first in (1, 2):
             denoise_by_hand(bert, torch.tensor([[first, 2, MASK, MASK]]))
-    assert [len(trace.arrays["keys"]) for trace in seen.traces] == [2, 2]
-    assert [int(trace.arrays["tokens"][0, 0]) for trace in seen.traces] == [1, 2]
+    assert [len(trace.arrays["keys"]) for trace in watched.traces] == [2, 2]
+    assert [int(trace.arrays["tokens"][0, 0]) for trace in watched.traces] == [1, 2]
 
 
 def test_padding_is_read_from_the_attention_mask(bert):
     ids = torch.tensor([[1, 2, MASK, MASK], [0, 5, 6, MASK]])
-    with fs.watch(bert, mask_id=MASK, verify=True) as seen:
+    with fs.watch(bert, mask_id=MASK, verify=True) as watched:
         denoise_by_hand(bert, ids, attention_mask=(ids != 0).long())
-    assert [trace.arrays["keys"].tolist() for trace in seen.traces] == [[4, 4], [3, 3]]
+    assert [trace.arrays["keys"].tolist() for trace in watched.traces] == [[4, 4], [3, 3]]
 
 
-def test_a_model_of_ours_brings_its_own_mask_id(llada):
+def test_a_floatscope_model_provides_its_mask_id(llada):
     canvas = torch.tensor([[1, 2, 63, 63]])
-    with torch.no_grad(), fs.watch(llada) as seen:
+    with torch.no_grad(), fs.watch(llada) as watched:
         llada.module(canvas, is_causal=False)
-    assert (seen.traces[0].arrays["states"] == State.MASKED).sum() == 2
+    assert (watched.traces[0].arrays["states"] == State.MASKED).sum() == 2
 
 
-def test_embeddings_will_do_where_there_are_no_tokens(bert):
-    with torch.no_grad(), fs.watch(bert) as seen:
+def test_embeddings_are_accepted_instead_of_tokens(bert):
+    with torch.no_grad(), fs.watch(bert) as watched:
         bert(inputs_embeds=torch.randn(2, 6, 32))
-    assert seen.traces[1].arrays["tokens"].tolist() == [[-1] * 6]
+    assert watched.traces[1].arrays["tokens"].tolist() == [[-1] * 6]
 
 
-def test_an_input_that_is_neither_is_refused():
+def test_an_input_without_tokens_or_embeddings_is_refused():
     class Odd(nn.Module):
         def forward(self, x):
             return functional.scaled_dot_product_attention(x, x, x)
@@ -241,43 +243,43 @@ def test_an_input_that_is_neither_is_refused():
         model(torch.randn(8))
 
 
-def test_nothing_seen_is_an_error_not_an_empty_list(bert):
-    with fs.watch(bert) as seen:
+def test_a_block_without_forwards_is_an_error(bert):
+    with fs.watch(bert) as watched:
         pass
     with pytest.raises(
         fs.UserError, match="nothing was seen: no forward of the watched model ran inside the `watch` block"
     ):
-        _ = seen.traces
+        _ = watched.traces
 
 
-# --- settings ---------------------------------------------------------------------------------------------------------
+# ---- settings
 
 
-def test_an_unknown_keep_level_suggests_the_nearest(bert):
+def test_an_unknown_level_gets_a_suggestion(bert):
     with pytest.raises(
-        fs.UserError, match=r"unknown keep level 'sumary' \(did you mean 'summary'\?\); allowed: summary, heads"
+        fs.UserError, match=r"unknown level 'sumary' \(did you mean 'summary'\?\); allowed: summary, heads"
     ):
         fs.Watch(level="sumary")
-    with pytest.raises(fs.UserError, match="unknown keep level 'everything'"), fs.watch(bert, keep="everything"):
+    with pytest.raises(fs.UserError, match="unknown level 'everything'"), fs.watch(bert, level="everything"):
         pass
 
 
-def test_an_unknown_field_suggests_the_nearest():
+def test_an_unknown_field_gets_a_suggestion():
     with pytest.raises(
         fs.UserError, match=r"unknown field 'recieved' \(did you mean 'received'\?\); allowed: received, uniform"
     ):
         fs.Watch(fields=("recieved",))
-    with pytest.raises(fs.UserError, match="nothing to keep: name at least one field of received"):
+    with pytest.raises(fs.UserError, match="no fields to capture: name at least one of received"):
         fs.Watch(fields=())
 
 
-def test_rows_of_commits_are_not_for_foreign_code(bert):
-    said = "row_key, rows: rows of commits, which `watch` does not know; use fs.decode"
-    with pytest.raises(fs.UserError, match=said), fs.watch(bert, fields=("received", "row_key", "rows")):
+def test_fields_of_commits_are_refused(bert):
+    message = "row_key, rows: needs the commits, which `watch` does not know; use fs.decode"
+    with pytest.raises(fs.UserError, match=message), fs.watch(bert, fields=("received", "row_key", "rows")):
         pass
 
 
-def test_an_unknown_backend_suggests_the_nearest():
+def test_an_unknown_backend_gets_a_suggestion():
     with pytest.raises(
         fs.UserError, match=r"unknown backend 'trition' \(did you mean 'triton'\?\); allowed: auto, triton"
     ):
@@ -285,6 +287,6 @@ def test_an_unknown_backend_suggests_the_nearest():
 
 
 def test_levels_nest():
-    levels = [set(fields_at_level(keep)) for keep in ("summary", "heads", "rows", "full")]
+    levels = [set(fields_at_level(level)) for level in ("summary", "heads", "rows", "full")]
     assert all(a < b for a, b in pairwise(levels))
     assert levels[-1] == set(FIELDS)

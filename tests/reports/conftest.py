@@ -1,4 +1,4 @@
-"""Traces of the shipped twins, with tokens that would break a careless page; and a browser to open it in."""
+"""Traces of the shipped twins with unsafe token texts, a report of them, and a browser that opens its page."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from made_report import DOTS, LINES, MAP, NAMED, NASTY, PROMPT, TABLE, WIDE
+from example_charts import DOTS, LINES, MAP, NAMED_LINES, PROMPT, TABLE, UNSAFE_TEXTS, WIDE_MAP
 
 import floatscope as fs
 from floatscope.reports.charts import Model, Report, Section
-from floatscope.reports.explorer import payload
+from floatscope.reports.explorer import build_payload
 from floatscope.reports.page import write_page
 
 
-def trace_of(twin: str) -> fs.Trace:
+def trace_twin(twin: str) -> fs.Trace:
     model = fs.load(f"twin:{twin}", device="cpu")
     assert model.tokenizer is not None
     prompt = model.tokenizer.encode(PROMPT)
@@ -34,33 +34,33 @@ def trace_of(twin: str) -> fs.Trace:
     trace = out.trace
     ids = trace.arrays["tokens_after"].tolist()
     pieces = {str(i): piece for i, piece in zip(ids, model.tokenizer.pieces(ids), strict=True)}
-    pieces |= {str(i): piece for i, piece in zip(dict.fromkeys(ids), NASTY, strict=False)}
+    pieces |= {str(i): piece for i, piece in zip(dict.fromkeys(ids), UNSAFE_TEXTS, strict=False)}
     special = [model.spec.eos_id, model.spec.mask_id]
     return replace(trace, meta={**trace.meta, "pieces": pieces, "special_ids": [i for i in special if i is not None]})
 
 
 @pytest.fixture(scope="session")
 def mdm():
-    return trace_of("mdm")
+    return trace_twin("mdm")
 
 
 @pytest.fixture(scope="session")
 def arm():
-    return trace_of("arm")
+    return trace_twin("arm")
 
 
 @pytest.fixture(scope="session")
 def report(mdm, arm):
-    words = "Plain **bold** words & <b>no tags</b>."
+    text = "Plain **bold** words & <b>no tags</b>."
     sections = [
-        Section("lines", "Lines", words, "How.\n\nAnd why.", [LINES, NAMED], "tables/lines.csv"),
-        Section("dots", "Dots", words, "How.", [DOTS, TABLE], "tables/absent.csv"),
-        Section("maps", "Maps", words, "How.", [MAP, WIDE]),
+        Section("lines", "Lines", text, "How.\n\nAnd why.", [LINES, NAMED_LINES], "tables/lines.csv"),
+        Section("dots", "Dots", text, "How.", [DOTS, TABLE], "tables/absent.csv"),
+        Section("maps", "Maps", text, "How.", [MAP, WIDE_MAP]),
     ]
     models = [Model("mdm", "mdm", 32, "A model.", {"dtype": "float32"}), Model("arm", "arm", 1)]
-    shown = [payload(mdm, "mdm"), payload(arm, "arm")]
+    payloads = [build_payload(mdm, "mdm"), build_payload(arm, "arm")]
     settings = {"seed": 0, "settings": {"steps": 8, "names": ["a", "b"], "block": None}, "none": {}}
-    return Report("A </title> of <b>floats</b>", [words], models, sections, shown, settings)
+    return Report("A </title> of <b>floats</b>", [text], models, sections, payloads, settings)
 
 
 @pytest.fixture(scope="session")
@@ -73,13 +73,13 @@ def page_path(report, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def browser():
-    """Chromium, headless. Without one these tests are skipped, except where it must be there."""
+    """Headless Chromium. Without it the tests are skipped, except in CI, where they fail."""
     executable = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
     if executable is None:
-        (pytest.fail if "CI" in os.environ else pytest.skip)("no browser to open the page in: apt-get install chromium")
+        (pytest.fail if "CI" in os.environ else pytest.skip)("these tests need a browser: apt-get install chromium")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as play:
-        opened = play.chromium.launch(executable_path=executable, args=["--no-sandbox", "--disable-dev-shm-usage"])
-        yield opened
-        opened.close()
+        browser = play.chromium.launch(executable_path=executable, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        yield browser
+        browser.close()

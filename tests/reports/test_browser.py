@@ -1,6 +1,6 @@
-"""The page in a real browser: it shows the numbers it was given, moves, and asks nothing of anybody.
+"""The page in a real browser: it shows its numbers, reacts to the reader, and never uses the network.
 
-Hover text has three figures; the explorer's numbers are the trace's within the rounding of their codes.
+Tooltips have three significant digits; the numbers of the explorer are those of the trace, rounded to their codes.
 """
 
 from __future__ import annotations
@@ -9,38 +9,38 @@ import re
 
 import numpy as np
 import pytest
-from made_report import DOTS, LINES, MAP, NASTY, WIDE
+from example_charts import DOTS, LINES, MAP, UNSAFE_TEXTS, WIDE_MAP
 
 READY = "#explorer[data-ready='{}']"
 
 
 @pytest.fixture
-def opened(browser, page_path):
-    """Opens the page; after the test, no error was logged and no request was made but for the file itself."""
-    said, asked = [], []
+def open_page(browser, page_path):
+    """Open the page; after the test, check that nothing was logged and that only the file itself was requested."""
+    messages, requests = [], []
 
-    def open_at(width=1280, height=900, **context):
+    def open_with(width=1280, height=900, **context):
         view = browser.new_context(viewport={"width": width, "height": height}, **context)
         page = view.new_page()
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("request", lambda request: asked.append(request.url))
+        page.on("console", lambda message: messages.append(message.text))
+        page.on("pageerror", lambda error: messages.append(str(error)))
+        page.on("request", lambda request: requests.append(request.url))
         page.goto(page_path.as_uri())
         page.wait_for_selector(READY.format(0))
         return page
 
-    yield open_at
+    yield open_with
     for context in browser.contexts:
         context.close()
-    assert said == []
-    assert {url for url in asked if not url.startswith("data:")} <= {page_path.as_uri()}
+    assert messages == []
+    assert {url for url in requests if not url.startswith("data:")} <= {page_path.as_uri()}
 
 
-def shown(value: float) -> str:
+def format_number(value: float) -> str:
     return f"{float(f'{value:.3g}'):g}"
 
 
-def tip(page) -> dict[str, str]:
+def read_tip(page) -> dict[str, str]:
     """The tooltip as {label: value}, with its title under ''."""
     box = page.locator("#tip")
     box.wait_for(state="visible")
@@ -48,77 +48,78 @@ def tip(page) -> dict[str, str]:
     return {"": box.locator("strong").inner_text(), **dict(zip(labels, values, strict=True))}
 
 
-def plot(page, title: str):
+def find_plot(page, title: str):
     return page.locator("figure", has=page.locator("figcaption", has_text=title)).locator(".plot")
 
 
-def settle(page) -> None:
+def wait_for_frames(page) -> None:
     page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
-def move(page, part: str, value: int) -> None:
+def set_slider(page, part: str, value: int) -> None:
     page.locator(f"[data-part={part}]").evaluate(
         "(slider, value) => { slider.value = value; slider.dispatchEvent(new Event('input', {bubbles: true})); }", value
     )
-    settle(page)
+    wait_for_frames(page)
 
 
 # Charts
 
 
-def test_lines_show_the_numbers_of_each_series(opened):
-    page = opened()
-    lines = plot(page, LINES.title)
+def test_lines_show_the_numbers_of_each_series(open_page):
+    page = open_page()
+    lines = find_plot(page, LINES.title)
     lines.focus()
     for i in range(4):
         page.keyboard.press("ArrowRight")
-        told = tip(page)
-        assert told[""] == f"layer {i}"
+        tip = read_tip(page)
+        assert tip[""] == f"layer {i}"
         trained, control, arm = LINES.series
         if trained.y[i] is None:
-            assert "mdm · trained" not in told
+            assert "mdm · trained" not in tip
         else:
-            ends = f"[{shown(trained.low[i])}, {shown(trained.high[i])}]"
-            assert told["mdm · trained"] == f"{shown(trained.y[i])} {ends}"
-        assert told["mdm · untrained"] == shown(control.y[i])
-        assert told["arm · trained"] == shown(arm.y[i])
-        assert told["uniform"] == "1"
+            ends = f"[{format_number(trained.low[i])}, {format_number(trained.high[i])}]"
+            assert tip["mdm · trained"] == f"{format_number(trained.y[i])} {ends}"
+        assert tip["mdm · untrained"] == format_number(control.y[i])
+        assert tip["arm · trained"] == format_number(arm.y[i])
+        assert tip["uniform"] == "1"
     page.keyboard.press("Escape")
     assert not page.locator("#tip").is_visible()
 
 
-def test_lines_answer_to_the_pointer_and_the_legend_hides_a_model(opened):
-    page = opened()
-    lines = plot(page, LINES.title)
+def test_lines_follow_the_pointer_and_the_legend_hides_a_model(open_page):
+    page = open_page()
+    lines = find_plot(page, LINES.title)
     lines.scroll_into_view_if_needed()
     width = lines.bounding_box()["width"]
     lines.hover(position={"x": width - 16, "y": 80})
-    assert tip(page)[""] == "layer 3"
+    assert read_tip(page)[""] == "layer 3"
     figure = page.locator("figure").first
     assert figure.locator(".plot .control .line").count() == 1
     figure.get_by_role("button", name="mdm").click()
     assert figure.get_by_role("button", name="mdm").get_attribute("aria-pressed") == "false"
     assert figure.locator(".plot .series").count() == 1
     lines.hover(position={"x": 40, "y": 80})
-    assert "mdm · trained" not in tip(page)
+    assert "mdm · trained" not in read_tip(page)
 
 
-def test_dots_show_the_numbers_of_each_category(opened):
-    page = opened()
-    dots = plot(page, "Dots")
+def test_dots_show_the_numbers_of_each_category(open_page):
+    page = open_page()
+    dots = find_plot(page, "Dots")
     dots.focus()
     for i, category in enumerate(DOTS.categories):
         page.keyboard.press("ArrowDown")
-        told = tip(page)
+        tip = read_tip(page)
         trained, control = DOTS.series
-        assert told[""] == category
-        assert told["mdm · trained"] == f"{shown(trained.y[i])} [{shown(trained.low[i])}, {shown(trained.high[i])}]"
-        assert told["arm · untrained"] == ("not measured" if control.y[i] is None else shown(control.y[i]))
+        assert tip[""] == category
+        mean, low, high = (format_number(values[i]) for values in (trained.y, trained.low, trained.high))
+        assert tip["mdm · trained"] == f"{mean} [{low}, {high}]"
+        assert tip["arm · untrained"] == ("not measured" if control.y[i] is None else format_number(control.y[i]))
 
 
-def test_maps_show_the_number_of_each_cell(opened):
-    page = opened()
-    cells = plot(page, "Map")
+def test_maps_show_the_number_of_each_cell(open_page):
+    page = open_page()
+    cells = find_plot(page, "Map")
     cells.focus()
     page.keyboard.press("ArrowRight")
     for row, steps in enumerate((("ArrowRight", "ArrowRight"), ("ArrowDown", "ArrowLeft", "ArrowLeft"))):
@@ -127,25 +128,25 @@ def test_maps_show_the_number_of_each_cell(opened):
         for column, key in zip(columns, keys, strict=True):
             if key:
                 page.keyboard.press(key)
-            told, value = tip(page), MAP.values[row][column]
-            assert told[""] == f"step {row}, key {column}"
-            assert told["× uniform"] == ("not measured" if value is None else shown(value))
-    assert told["marked"] == "committed"
+            tip, value = read_tip(page), MAP.values[row][column]
+            assert tip[""] == f"step {row}, key {column}"
+            assert tip["× uniform"] == ("not measured" if value is None else format_number(value))
+    assert tip["mark"] == "committed"
 
 
-def test_a_map_wider_than_the_screen_keeps_every_number(opened):
-    page = opened()
-    cells = plot(page, WIDE.title)
+def test_map_wider_than_the_screen_shows_every_number(open_page):
+    page = open_page()
+    cells = find_plot(page, WIDE_MAP.title)
     cells.scroll_into_view_if_needed()
     box = cells.bounding_box()
     cells.hover(position={"x": box["width"] * 0.7, "y": box["height"] / 2})
-    told = tip(page)
-    column = int(re.search(r"key (\d+)", told[""])[1])
-    assert told["value"] == shown(WIDE.values[1][column])
+    tip = read_tip(page)
+    column = int(re.search(r"key (\d+)", tip[""])[1])
+    assert tip["value"] == format_number(WIDE_MAP.values[1][column])
 
 
-def test_a_table_is_a_table(opened):
-    page = opened()
+def test_table_shows_its_cells(open_page):
+    page = open_page()
     rows = [row.split("\t") for row in page.locator("table tr").all_inner_texts()]
     assert rows == [["class", "n", "share"], ["newline", "3", "0.125"], ["<i>bos</i>", "4", "–"]]
 
@@ -153,69 +154,69 @@ def test_a_table_is_a_table(opened):
 # Explorer
 
 
-def number(text: str) -> float:
+def parse_number(text: str) -> float:
     return float(text.split()[0].replace(",", ""))
 
 
-def token_tip(page, position: int) -> dict[str, str]:
+def read_token_tip(page, position: int) -> dict[str, str]:
     token = page.locator(f".canvas [data-p='{position}']")
     token.evaluate("(token) => token.focus()")
-    settle(page)
-    return tip(page)
+    wait_for_frames(page)
+    return read_tip(page)
 
 
 @pytest.mark.parametrize(("run", "index"), [("mdm", 0), ("arm", 1)])
-def test_sliders_move_the_canvas_and_its_numbers_are_the_traces(opened, request, run, index):
+def test_sliders_move_the_canvas_and_show_the_numbers_of_the_trace(open_page, request, run, index):
     trace = request.getfixturevalue(run)
-    page = opened()
+    page = open_page()
     page.locator("[data-part=run]").select_option(run)
     page.wait_for_selector(READY.format(index))
     steps = len(trace.arrays["tokens"])
     for step, layer in ((0, 0), (steps - 1, 3), (steps // 2, 7)):
-        move(page, "step", step)
-        move(page, "layer", layer)
+        set_slider(page, "step", step)
+        set_slider(page, "layer", layer)
         assert page.locator("#explorer").get_attribute("data-step") == str(step)
         assert page.locator("#explorer").get_attribute("data-layer") == str(layer)
         lift = trace.received(layer, scale="lift", eligible=True)[step]
         percent = trace.received(layer, scale="percent")[step]
-        (anchor,) = page.locator(".canvas .anchor").evaluate_all("(all) => all.map((token) => Number(token.dataset.p))")
-        assert anchor == trace.top_key(layer)[step]
+        (top_key,) = page.locator(".canvas .top").evaluate_all("(all) => all.map((token) => Number(token.dataset.p))")
+        assert top_key == trace.top_key(layer)[step]
         states = np.array(["absent", "prompt", "masked", "committed"])[trace.arrays["states"][step]]
         classes = page.locator(".canvas .t").evaluate_all("(all) => all.map((token) => token.className)")
         assert all(state in name.split() for state, name in zip(states, classes, strict=False))
-        for position in {0, 1, 7, int(anchor), int(trace.arrays["keys"][step]) - 1}:
-            told = token_tip(page, position)
-            assert told[""].startswith(f"position {position}: ")
+        for position in {0, 1, 7, int(top_key), int(trace.arrays["keys"][step]) - 1}:
+            tip = read_token_tip(page, position)
+            assert tip[""].startswith(f"position {position}: ")
             if np.isnan(lift[position]):
-                assert told.get("lift", "not ranked").startswith("not ranked")
+                assert tip.get("lift", "not ranked").startswith("not ranked")
             else:
-                assert number(told["lift"]) == pytest.approx(lift[position], rel=0.017)
-                assert number(told["received"]) == pytest.approx(percent[position], rel=0.017)
+                assert parse_number(tip["lift"]) == pytest.approx(lift[position], rel=0.017)
+                assert parse_number(tip["received"]) == pytest.approx(percent[position], rel=0.017)
 
 
-def test_a_mask_does_not_tell_what_will_be_written_there(opened, mdm):
-    page = opened()
+def test_mask_does_not_reveal_its_future_token(open_page, mdm):
+    page = open_page()
     written = mdm.arrays["commit_position"][mdm.arrays["commit_step"] > 0].tolist()
     for position in written:
-        assert token_tip(page, position)[""] == f"position {position}: a mask"
+        assert read_token_tip(page, position)[""] == f"position {position}: a mask"
         hidden = page.locator(f".canvas [data-p='{position}']").evaluate("(token) => getComputedStyle(token).color")
         assert hidden == "rgba(0, 0, 0, 0)"
 
 
-def test_fresh_commits_are_marked_and_written(opened, mdm):
-    page = opened()
+def test_new_commits_are_marked_and_shown(open_page, mdm):
+    page = open_page()
     for step in range(len(mdm.arrays["tokens"])):
-        move(page, "step", step)
-        fresh = page.locator(".canvas .fresh")
-        positions = fresh.evaluate_all("(all) => all.map((token) => Number(token.dataset.p))")
+        set_slider(page, "step", step)
+        commits = page.locator(".canvas .new")
+        positions = commits.evaluate_all("(all) => all.map((token) => Number(token.dataset.p))")
         assert positions == sorted(mdm.arrays["commit_position"][mdm.arrays["commit_step"] == step].tolist())
-    told = token_tip(page, positions[0])
-    assert told["state"].startswith("masked, written by this step (confidence ")
-    assert told["region"] == "answer"
+    tip = read_token_tip(page, positions[0])
+    assert tip["state"].startswith("masked, committed at this step (confidence ")
+    assert tip["region"] == "answer"
 
 
-def test_play_goes_to_the_last_step_and_stops(opened, mdm):
-    page = opened()
+def test_play_goes_to_the_last_step_and_stops(open_page, mdm):
+    page = open_page()
     page.get_by_role("button", name="Play").click()
     page.get_by_role("button", name="Pause").wait_for()
     last = len(mdm.arrays["tokens"]) - 1
@@ -223,8 +224,8 @@ def test_play_goes_to_the_last_step_and_stops(opened, mdm):
     page.get_by_role("button", name="Play").wait_for()
 
 
-def test_keys_step_change_layers_play_and_walk_over_tokens(opened, mdm):
-    page = opened()
+def test_keyboard_changes_step_layer_and_token_and_plays(open_page, mdm):
+    page = open_page()
     explorer = page.locator("#explorer")
     where = lambda: (int(explorer.get_attribute("data-step")), int(explorer.get_attribute("data-layer")))  # noqa: E731
     page.locator("[data-part=text]").focus()
@@ -236,46 +237,46 @@ def test_keys_step_change_layers_play_and_walk_over_tokens(opened, mdm):
         ("ArrowDown", (1, 4)),
     ):
         page.keyboard.press(key)
-        settle(page)
+        wait_for_frames(page)
         assert where() == expected
     page.keyboard.press("a")
-    anchor = int(mdm.top_key(4)[1])
-    assert tip(page)[""].startswith(f"position {anchor}: ")
+    top_key = int(mdm.top_key(4)[1])
+    assert read_tip(page)[""].startswith(f"position {top_key}: ")
     page.keyboard.press("Shift+ArrowRight")
-    assert tip(page)[""].startswith(f"position {anchor + 1}: ")
-    before = tip(page)["lift"]
+    assert read_tip(page)[""].startswith(f"position {top_key + 1}: ")
+    before = read_tip(page)["lift"]
     page.keyboard.press("ArrowUp")
-    settle(page)
-    assert tip(page)[""].startswith(f"position {anchor + 1}: ")  # the tooltip stays and follows the layer
-    assert tip(page)["lift"] != before
+    wait_for_frames(page)
+    assert read_tip(page)[""].startswith(f"position {top_key + 1}: ")  # the tooltip stays and follows the layer
+    assert read_tip(page)["lift"] != before
     page.keyboard.press(" ")
     page.get_by_role("button", name="Pause").wait_for()
     page.keyboard.press(" ")
     page.get_by_role("button", name="Play").wait_for()
 
 
-def test_a_head_shows_its_top_keys(opened, mdm):
-    page = opened()
+def test_head_shows_its_top_keys(open_page, mdm):
+    page = open_page()
     page.locator("[data-part=head]").select_option("2")
-    move(page, "step", 1)
+    set_slider(page, "step", 1)
     group = mdm.coords["group"].index("all")
     keys = mdm.arrays["top_key"][1, 4, 2, group, :4].tolist()
     lifts = mdm.arrays["top"][1, 4, 2, group, :4, 0].tolist()
     for rank, (key, lift) in enumerate(zip(keys, lifts, strict=True), 1):
-        told = token_tip(page, key)["lift, head 2"]
-        assert told.endswith(f"rank {rank}")
-        assert number(told) == pytest.approx(lift, rel=0.03)
+        tip = read_token_tip(page, key)["lift, head 2"]
+        assert tip.endswith(f"rank {rank}")
+        assert parse_number(tip) == pytest.approx(lift, rel=0.03)
     other = next(p for p in range(20) if p not in keys)
-    assert token_tip(page, other)["lift, head 2"] == "not among its top keys"
+    assert read_token_tip(page, other)["lift, head 2"] == "not among its top keys"
     assert "4 top keys" in page.locator("[data-part=note]").inner_text()
 
 
-def test_colours_follow_the_numbers(opened, mdm):
-    page = opened()
-    move(page, "step", 2)
+def test_colours_follow_the_numbers(open_page, mdm):
+    page = open_page()
+    set_slider(page, "step", 2)
     for colour in ("lift", "percent"):
         page.locator("[data-part=colour]").select_option(colour)
-        settle(page)
+        wait_for_frames(page)
         levels = page.locator(".canvas .t").evaluate_all(
             "(all) => all.map((t) => Number(t.className.match(/l(\\d+)/)[1]))"
         )
@@ -285,28 +286,28 @@ def test_colours_follow_the_numbers(opened, mdm):
         assert max(levels) == levels[int(lift.argmax())] > 50
 
 
-def test_the_map_shows_numbers_and_goes_to_a_step(opened, mdm):
-    page = opened()
+def test_map_shows_numbers_and_goes_to_a_step(open_page, mdm):
+    page = open_page()
     strip = page.locator("[data-part=strip]")
     strip.scroll_into_view_if_needed()
     box = strip.bounding_box()
     strip.hover(position={"x": box["width"] / 2, "y": box["height"] / 2})
-    told = tip(page)
-    step, key = map(int, re.findall(r"\d+", told[""]))
-    assert number(told["lift"]) == pytest.approx(mdm.received(4, scale="lift")[step, key], rel=0.017)
+    tip = read_tip(page)
+    step, key = map(int, re.findall(r"\d+", tip[""]))
+    assert parse_number(tip["lift"]) == pytest.approx(mdm.received(4, scale="lift")[step, key], rel=0.017)
     strip.click(position={"x": box["width"] / 2, "y": box["height"] / 2})
     page.wait_for_selector(f"#explorer[data-step='{step}']")
 
 
-def test_tokens_that_look_like_html_are_text(opened, mdm):
-    page = opened()
+def test_tokens_that_look_like_html_are_text(open_page, mdm):
+    page = open_page()
     texts = page.locator(".canvas .t").all_text_contents()
     ids = mdm.arrays["tokens"][0].tolist()
-    firsts = [ids.index(token) for token in dict.fromkeys(ids)][: len(NASTY)]
-    assert [texts[p] for p in firsts] == [*NASTY[:-1], "⏎"]
+    firsts = [ids.index(token) for token in dict.fromkeys(ids)][: len(UNSAFE_TEXTS)]
+    assert [texts[p] for p in firsts] == [*UNSAFE_TEXTS[:-1], "⏎"]
     assert page.locator(".canvas script, .canvas img, .canvas b").count() == 0
     assert page.title() == "A </title> of <b>floats</b>"
-    assert token_tip(page, firsts[1])[""] == f"position {firsts[1]}: “{NASTY[1].replace(' ', '␣')}”"
+    assert read_token_tip(page, firsts[1])[""] == f"position {firsts[1]}: “{UNSAFE_TEXTS[1].replace(' ', '␣')}”"
     assert page.locator("[data-part=sample] option").all_text_contents() == ["<b>mdm</b>"]
 
 
@@ -315,15 +316,15 @@ def test_tokens_that_look_like_html_are_text(opened, mdm):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 900, 1600])
-def test_no_width_scrolls_sideways(opened, width, scheme):
-    page = opened(width=width, color_scheme=scheme)
+def test_page_never_scrolls_sideways(open_page, width, scheme):
+    page = open_page(width=width, color_scheme=scheme)
     assert page.evaluate("document.documentElement.scrollWidth") == width
     ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, re.findall(r"\d+", ground))) > 382) == (scheme == "light")
 
 
-def test_the_button_turns_light_to_dark_and_paper_is_light(opened):
-    page = opened(color_scheme="light")
+def test_button_switches_to_dark_and_print_is_light(open_page):
+    page = open_page(color_scheme="light")
     ground = lambda: page.evaluate("getComputedStyle(document.body).backgroundColor")  # noqa: E731
     light = ground()
     page.locator("#theme").click()
@@ -335,7 +336,7 @@ def test_the_button_turns_light_to_dark_and_paper_is_light(opened):
     assert len(page.pdf()) > 50_000
 
 
-def test_contents_lead_to_sections(opened):
-    page = opened()
+def test_contents_link_to_sections(open_page):
+    page = open_page()
     for link in page.locator("#contents a").all():
         assert page.locator(link.get_attribute("href")).count() == 1

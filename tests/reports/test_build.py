@@ -1,9 +1,12 @@
-"""From runs to a report: its numbers are those of the tables, what is missing is said, mistakes are one sentence."""
+"""From runs to a report: the numbers are those of the tables, missing data is explained, mistakes are one sentence."""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,153 +15,157 @@ import pytest
 from typer.testing import CliRunner
 
 import floatscope as fs
-from floatscope.analysis import absorption, difference, estimate, floating_index, trace_views
-from floatscope.analysis.floating import tops
+from floatscope.analysis.anchor_movement import floating_index, top_keys
+from floatscope.analysis.anchor_tables import absorption
+from floatscope.analysis.statistics import difference, estimate
 from floatscope.cli.main import app
-from floatscope.lab.twins.heldout import read
-from floatscope.reports.build import build, linked, write_figures, write_tables
+from floatscope.reports.build import build_report, link_tables, report, write_figures, write_report, write_tables
 from floatscope.reports.charts import Dots, Lines, Map, Table
-from floatscope.reports.compared import Compared
-from floatscope.traces import controls
+from floatscope.reports.report_runs import ReportRun
+from floatscope.tasks.sample_files import read_shipped
+from floatscope.traces import find_controls
 
-NEW = 6
+NEW_TOKENS = 6
 
 
-def traced(model: fs.Model, folder: Path, count: int = 3, **settings: object) -> Path:
-    samples = read("reading-5")[:count]
-    list(fs.plan_trace(model, samples, folder, new_tokens=NEW, **settings))
+def trace_run(model: fs.Model, folder: Path, count: int = 3, **settings: object) -> Path:
+    fs.trace(model, read_shipped("reading-5")[:count], folder, new_tokens=NEW_TOKENS, **settings)
     return folder
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("runs")
-    return {t: traced(fs.load(f"twin:{t}", device="cpu"), folder / t, controls=(0, 1)) for t in ("arm", "mdm")}
+    return {t: trace_run(fs.load(f"twin:{t}", device="cpu"), folder / t, controls=(0, 1)) for t in ("arm", "mdm")}
 
 
 @pytest.fixture(scope="module")
 def built(runs):
-    return build(list(runs.values()))
+    return build_report(list(runs.values()))
 
 
-def section(report, id):
-    return next(each for each in report.sections if each.id == id)
+def find_section(contents, id):
+    return next(section for section in contents.sections if section.id == id)
 
 
 def test_every_question_has_its_section_and_every_chart_its_control(built):
-    report, _ = built
-    asked = ["models", "absorption", "anchors", "floating", "maps", "depth", "reading"]
-    asked += ["retrieval", "flow", "qk", "carried", "heads", "order"]
-    assert [each.id for each in report.sections] == asked
-    assert report.title == "Where twin:arm and twin:mdm look"
-    for each in report.sections:
-        assert each.charts
-        for chart in each.charts:
+    contents, _ = built
+    ids = ["models", "absorption", "anchors", "floating", "maps", "depth", "predicting-rows"]
+    ids += ["retrieval", "flow", "qk", "contribution", "heads", "order"]
+    assert [section.id for section in contents.sections] == ids
+    assert contents.title == "Where twin:arm and twin:mdm look"
+    for section in contents.sections:
+        assert section.charts
+        for chart in section.charts:
             if isinstance(chart, Lines | Dots):
-                shown = {(series.model, series.control) for series in chart.series}
-                assert {(m, c) for m in ("twin:arm", "twin:mdm") for c in (False, True)} >= shown
-                assert all((model, True) in shown for model, control in shown), chart.title
+                series = {(each.model, each.control) for each in chart.series}
+                assert {(m, c) for m in ("twin:arm", "twin:mdm") for c in (False, True)} >= series
+                assert all((model, True) in series for model, control in series), chart.title
 
 
-def test_the_lines_of_the_first_key_are_the_estimates_of_the_tables(built, runs):
-    chart = next(c for c in section(built[0], "absorption").charts if isinstance(c, Lines))
+def test_lines_of_the_first_key_are_the_estimates_of_the_tables(built, runs):
+    chart = next(c for c in find_section(built[0], "absorption").charts if isinstance(c, Lines))
     for name, path in runs.items():
         own = absorption(fs.open_run(path))
-        others = [absorption(fs.open_run(each)) for each in controls(path)]
-        for tables, control in (([own], False), (others, True)):
-            told = estimate([t[t["set"] == "first"] for t in tables], "lift", ["layer"])
+        controls = [absorption(fs.open_run(folder)) for folder in find_controls(path)]
+        for tables, control in (([own], False), (controls, True)):
+            expected = estimate([t[t["set"] == "first"] for t in tables], "lift", ["layer"])
             (series,) = [s for s in chart.series if s.model == f"twin:{name}" and s.control is control]
-            assert series.y == pytest.approx(told["mean"].tolist())
-            assert series.low == pytest.approx(told["low"].tolist())
-            assert series.high == pytest.approx(told["high"].tolist())
+            assert series.y == pytest.approx(expected["mean"].tolist())
+            assert series.low == pytest.approx(expected["low"].tolist())
+            assert series.high == pytest.approx(expected["high"].tolist())
 
 
-def test_models_are_compared_sample_by_sample(built, runs):
-    (table,) = section(built[0], "models").charts
+def test_models_are_compared_by_paired_differences(built, runs):
+    (table,) = find_section(built[0], "models").charts
     assert isinstance(table, Table)
     assert table.columns == ["", "twin:arm", "twin:mdm", "twin:mdm − twin:arm"]
     row = next(row for row in table.rows if row[0] == "floating across texts")
-    index = {
-        name: floating_index(pd.concat([tops(look) for look in trace_views(fs.open_run(path))]))
-        for name, path in runs.items()
-    }
-    apart = difference(index["mdm"], index["arm"], "across").iloc[0]
-    assert row[3] == f"{apart['mean']:+.2f} [{apart['low']:+.2f}, {apart['high']:+.2f}]"
+    index = {name: floating_index(top_keys(fs.open_run(path))) for name, path in runs.items()}
+    expected = difference(index["mdm"], index["arm"], "across").iloc[0]
+    assert row[3] == f"{expected['mean']:+.2f} [{expected['low']:+.2f}, {expected['high']:+.2f}]"
 
 
-def test_a_number_is_the_models_its_controls_and_their_difference(built, runs):
+def test_estimate_is_that_of_the_model_its_control_and_their_difference(built, runs):
     run = built[1][1]
     where = {"set": "first", "layer": 1}
-    own, *others = (
+    own, *controls = (
         table[(table["set"] == "first") & (table["layer"] == 1)]
-        for table in (absorption(fs.open_run(path)) for path in (runs["mdm"], *controls(runs["mdm"])))
+        for table in (absorption(fs.open_run(path)) for path in (runs["mdm"], *find_controls(runs["mdm"])))
     )
-    number = run.number("absorption", "lift", where)
-    wanted = (estimate(own, "lift"), estimate(others, "lift"), difference(own, others, "lift"))
-    for found, told in zip((number.own, number.control, run.beyond("absorption", "lift", where)), wanted, strict=True):
-        assert (found.mean, found.low, found.high) == pytest.approx(tuple(told.iloc[0][["mean", "low", "high"]]))
-    assert number.own.mean > 3 * number.control.mean
+    value = run.estimate("absorption", "lift", where)
+    intervals = (value.model, value.control, run.difference_from_control("absorption", "lift", where))
+    expected = (estimate(own, "lift"), estimate(controls, "lift"), difference(own, controls, "lift"))
+    for interval, row in zip(intervals, expected, strict=True):
+        assert (interval.mean, interval.low, interval.high) == pytest.approx(
+            tuple(row.iloc[0][["mean", "low", "high"]])
+        )
+    assert value.model.mean > 3 * value.control.mean
 
 
-def test_the_summary_names_each_model_with_its_control(built):
-    said = " ".join(built[0].summary[:4])  # the sink; whether it moves; a verdict for each
+def test_summary_names_each_model_with_its_control(built):
+    text = " ".join(built[0].summary[:4])  # the sink; the movement; a comparison for each model
     for name in ("twin:arm", "twin:mdm"):
-        assert said.count(f"in {name} (") == 3  # the sink, within, across
-        assert f"the top key of {name} moves" in said
-    assert said.count("untrained") == 6
+        assert text.count(f"in {name} (") == 3  # the sink, within, across
+        assert f"the top key of {name} moves" in text
+    assert text.count("untrained") == 6
 
 
-NEWER = {
-    "**Which heads read the evidence?**": ("retrieval", "active", {}),
-    "**What flows into the answer?**": ("flow", "ratio", {"region": "answer", "key_region": "question"}),
+QUESTIONS = {
+    "**Which heads retrieve the evidence?**": ("retrieval", "active", {}),
+    "**What does the answer attend to?**": ("flow", "ratio", {"region": "answer", "key_region": "question"}),
     "**Angle or norm?**": ("attribution", "angle", {}),
-    "**From left to right?**": ("order", "kendall", {}),
+    "**Left to right?**": ("order", "kendall", {}),
 }
 
 
-@pytest.mark.parametrize("question", NEWER)
-def test_the_summary_tells_what_is_surely_apart_from_the_control(built, question):
-    report, compared = built
-    table, value, where = NEWER[question]
-    sure = [run for run in compared if run.beyond(table, value, where).sure]
-    said = [sentence for sentence in report.summary if sentence.startswith(question)]
-    assert len(said) == bool(sure)
-    percent = value in ("active", "angle")
-    for run in sure:
-        number = run.number(table, value, where)
-        own, control = (
-            f"{100 * each.mean:.0f} %" if percent else f"{each.mean:.2f}".replace("-", "−")
-            for each in (number.own, number.control)
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_summary_lists_conclusive_differences_from_the_control(built, question):
+    contents, report_runs = built
+    table, value, where = QUESTIONS[question]
+    conclusive = [run for run in report_runs if run.difference_from_control(table, value, where).excludes_zero]
+    sentences = [sentence for sentence in contents.summary if sentence.startswith(question)]
+    assert len(sentences) == bool(conclusive)
+    for run in conclusive:
+        estimated = run.estimate(table, value, where)
+        model, control = (
+            f"{100 * each.mean:.0f} %" if value in ("active", "angle") else f"{each.mean:.2f}".replace("-", "−")
+            for each in (estimated.model, estimated.control)
         )
-        assert f"**{own}** in {run.label} (untrained {control})" in said[0]
-    for run in compared:
-        assert (run in sure) == any(f" in {run.label} (" in sentence.split(";")[0] for sentence in said)
+        assert re.search(
+            rf"\*\*{model}\*\*( of their score advantage)? in {run.label} \(untrained {control}\)", sentences[0]
+        )
+    for run in report_runs:
+        assert (run in conclusive) == any(
+            f" in {run.label} (" in sentence.split("Rescaling")[0] for sentence in sentences
+        )
 
 
 def test_runs_without_influence_are_named_beside_one_that_has_it(runs, tmp_path):
     model = fs.load("twin:mdm", device="cpu")
-    moved = traced(model, tmp_path / "moved", watch=fs.Watch(influence=True), controls=(0,))
-    report, compared = build([*runs.values(), moved], explore=0)
-    shown = section(report, "influence")
-    assert shown.shows.endswith("Not shown for twin:arm and twin:mdm (mdm): traced without --influence.")
-    assert {series.model for chart in shown.charts for series in chart.series} == {"twin:mdm (moved)"}
-    assert (compared[2].beyond("influence", "received").sure) == any(
-        sentence.startswith("**Does attention move what is written?**") for sentence in report.summary
+    with_influence = trace_run(model, tmp_path / "influence", watch=fs.Watch(influence=True), controls=(0,))
+    contents, report_runs = build_report([*runs.values(), with_influence], explore=0)
+    section = find_section(contents, "influence")
+    assert section.text.endswith("Not shown for twin:arm and twin:mdm (mdm): traced without --influence.")
+    assert {series.model for chart in section.charts for series in chart.series} == {"twin:mdm (influence)"}
+    assert (report_runs[2].difference_from_control("influence", "received").excludes_zero) == any(
+        sentence.startswith("**Does attention match influence?**") for sentence in contents.summary
     )
-    assert "Not shown" not in section(build([moved], explore=0)[0], "influence").shows
+    assert "Not shown" not in find_section(build_report([with_influence], explore=0)[0], "influence").text
 
 
-def test_a_map_shows_the_lift_of_its_trace(built, runs):
-    chart = next(c for c in section(built[0], "maps").charts if c.title.startswith("twin:mdm, layer 7"))
+def test_map_shows_the_lift_of_its_trace(built, runs):
+    chart = next(c for c in find_section(built[0], "maps").charts if c.title.startswith("twin:mdm, layer 7"))
     assert isinstance(chart, Map)
     trace = fs.open_run(runs["mdm"]).trace("reading-5-0")
     np.testing.assert_allclose(np.array(chart.values, float), trace.received(7, scale="lift"), atol=6e-3)
     assert [(t, k) for t, k, kind in chart.marks if kind == "top"] == list(enumerate(trace.top_key(7).tolist()))
 
 
-def test_tables_hold_every_sample_of_every_run_and_control(built, tmp_path):
-    written = write_tables(built[1], tmp_path / "tables")
-    assert {path.stem for path in written} >= {"absorption", "floating", "structure", "answer_rows", "heads"}
+def test_tables_have_every_sample_of_every_run_and_control(built, tmp_path):
+    files = write_tables(built[1], tmp_path / "tables")
+    assert {path.stem for path in files} >= {"absorption", "floating", "structure"}
+    assert {path.stem for path in files} == set(built[1][0].tables.tables) | set(built[1][1].tables.tables)
     table = pd.read_csv(tmp_path / "tables" / "absorption.csv", keep_default_na=False)
     pd.testing.assert_frame_equal(
         table.drop(columns=["percent", "uniform", "lift"]),
@@ -167,153 +174,194 @@ def test_tables_hold_every_sample_of_every_run_and_control(built, tmp_path):
     )
     assert set(table["control"]) == {"", "untrained 0", "untrained 1"}
     assert len(table) == 2 * 3 * 3 * 8 * 4  # models, runs, samples, layers, sets
-    named = linked(built[0], tmp_path / "tables", tmp_path / "pages" / "report.html")
-    assert section(named, "absorption").table_name == "../tables/absorption.csv"
+    linked = link_tables(built[0], tmp_path / "tables", tmp_path / "pages" / "report.html")
+    assert find_section(linked, "absorption").table_file == "../tables/absorption.csv"
 
 
-def test_figures_are_drawn_for_every_chart(built, tmp_path):
-    report, _ = built
-    charts = [c for each in report.sections for c in each.charts if not isinstance(c, Table)]
-    written = write_figures(report, tmp_path, ["svg"])
-    assert len(written) == len(charts) == len(set(written))
-    assert all(path.read_text().startswith("<?xml") for path in written)
+def test_every_chart_becomes_a_figure(built, tmp_path):
+    contents, _ = built
+    charts = [c for section in contents.sections for c in section.charts if not isinstance(c, Table)]
+    files = write_figures(contents, tmp_path, ["svg"])
+    assert len(files) == len(charts) == len(set(files))
+    assert all(path.read_text().startswith("<?xml") for path in files)
 
 
-def test_a_run_without_a_control_is_told_so(tmp_path, runs):
+def test_run_without_a_control_is_named(tmp_path, runs):
     shutil.copytree(runs["mdm"], tmp_path / "bare", ignore=shutil.ignore_patterns("untrained-*"))
-    report, _ = build([tmp_path / "bare"])
-    assert any(each.startswith("There is no untrained control beside twin:mdm: ") for each in report.summary)
-    assert "models" not in [each.id for each in report.sections]
+    contents, _ = build_report([tmp_path / "bare"])
+    assert any(sentence.startswith("No untrained control for twin:mdm: ") for sentence in contents.summary)
+    assert "models" not in [section.id for section in contents.sections]
 
 
-def test_a_half_written_run_says_what_is_missing(tmp_path, runs):
+def test_incomplete_run_lists_its_missing_samples(tmp_path, runs):
     shutil.copytree(runs["mdm"], tmp_path / "half")
     (tmp_path / "half" / "samples" / "reading-5-1.safetensors").unlink()
-    report, _ = build([tmp_path / "half"])
-    assert "**twin:mdm** is not finished: 1 of 3 samples are missing (reading-5-1)." in report.summary
+    contents, _ = build_report([tmp_path / "half"])
+    assert "**twin:mdm** is incomplete: 1 of 3 samples are missing (reading-5-1)." in contents.summary
 
 
-def test_models_of_other_depth_are_drawn_by_relative_depth(tmp_path, runs):
+def test_models_of_different_depth_share_the_relative_depth(tmp_path, runs):
     small = fs.load(fs.write_random(tmp_path / "small", layers=3, width=32), device="cpu")
-    list(fs.plan_trace(small, ["What floats?", "What sinks?"], tmp_path / "run", new_tokens=12, controls=(0,)))
-    report, _ = build([runs["mdm"], tmp_path / "run"])
-    assert any("drawn by relative depth" in sentence for sentence in report.summary)
-    assert any("different samples" in sentence for sentence in report.summary)
-    chart = next(c for c in section(report, "absorption").charts if isinstance(c, Lines))
+    fs.trace(small, ["What floats?", "What sinks?"], tmp_path / "run", new_tokens=12, controls=(0,))
+    contents, _ = build_report([runs["mdm"], tmp_path / "run"])
+    assert any("the charts use relative depth" in sentence for sentence in contents.summary)
+    assert any("different samples" in sentence for sentence in contents.summary)
+    chart = next(c for c in find_section(contents, "absorption").charts if isinstance(c, Lines))
     assert chart.x_label == "relative depth"
     assert [len(s.x) for s in chart.series] == [8, 8, 3, 3]
     assert all(s.x[0] == 0 and s.x[-1] == 1 for s in chart.series)
 
 
-def test_models_of_other_tokenizers_are_told_so(tmp_path):
+def test_different_tokenizers_are_noted(tmp_path):
     runs = []
     for name, model in (("a", "twin:mdm"), ("b", fs.write_random(tmp_path / "b", layers=8, width=32))):
         runs.append(tmp_path / f"run-{name}")
-        list(fs.plan_trace(fs.load(model, device="cpu"), ["What floats?"], runs[-1], new_tokens=12))
-    said = build(runs, explore=0)[0].summary
-    assert any(each.startswith("The models cut texts into different tokens") for each in said)
-    assert not any("relative depth" in each for each in said)
+        fs.trace(fs.load(model, device="cpu"), ["What floats?"], runs[-1], new_tokens=12)
+    summary = build_report(runs, explore=0)[0].summary
+    assert any(sentence.startswith("The models tokenize the texts differently") for sentence in summary)
+    assert not any("relative depth" in sentence for sentence in summary)
 
 
-def test_what_a_trace_does_not_hold_is_said_where_it_would_be(tmp_path):
+def test_section_says_which_fields_a_trace_lacks(tmp_path):
     model = fs.load("twin:mdm", device="cpu")
-    watch = fs.Watch(fields=("received", "uniform", "seen", "eligible"))
-    run = traced(model, tmp_path / "few", 1, watch=watch)
-    report, (compared,) = build([run], explore=0)
-    assert "heads" in compared.measured.missing
-    assert "Not shown for twin:mdm: " in section(report, "reading").shows
-    assert section(report, "absorption").charts
+    watch = fs.Watch(fields=("received", "uniform", "visible_rows", "eligible"))
+    path = trace_run(model, tmp_path / "few", 1, watch=watch)
+    contents, (run,) = build_report([path], explore=0)
+    assert "retrieval" in run.tables.missing
+    assert "Not shown for twin:mdm: " in find_section(contents, "predicting-rows").text
+    assert find_section(contents, "absorption").charts
 
 
-def test_a_detector_that_cannot_fire_is_said_and_the_rest_is_shown(runs):
-    report, _ = build([runs["mdm"]], detector="zscore(k=99)", explore=0)
-    (said,) = [sentence for sentence in report.summary if sentence.startswith("Not measured")]
-    assert said.startswith("Not measured for **twin:mdm**: anchors, identity, ")
-    assert "because zscore(k=99) cannot fire on " in said
-    assert section(report, "floating").charts
-    table = section(report, "absorption").charts[-1]
+def test_detector_that_cannot_fire_leaves_out_only_its_tables(runs):
+    contents, _ = build_report([runs["mdm"]], detector="zscore(k=99)", explore=0)
+    (sentence,) = [each for each in contents.summary if each.startswith("Not measured")]
+    assert sentence.startswith("Not measured for **twin:mdm**: anchors, ")
+    assert "because zscore(k=99) cannot fire on " in sentence
+    assert find_section(contents, "floating").charts
+    table = find_section(contents, "absorption").charts[-1]
     assert [row[1] for row in table.rows] == ["first", "top", "top 5"]
 
 
-def test_a_control_that_lacks_samples_is_left_out_and_named(tmp_path, runs):
+def test_control_without_all_samples_is_left_out_and_named(tmp_path, runs):
     shutil.copytree(runs["mdm"], tmp_path / "run")
     (tmp_path / "run" / "untrained-0" / "samples" / "reading-5-1.safetensors").unlink()
-    report, (compared,) = build([tmp_path / "run"], explore=0)
-    assert len(compared.controls) == 1
-    (said,) = [each for each in report.summary if each.startswith("Left out: ")]
-    assert said.startswith("Left out: untrained-0 of **twin:mdm**, which lacks samples the model has; ")
+    contents, (run,) = build_report([tmp_path / "run"], explore=0)
+    assert len(run.controls) == 1
+    (sentence,) = [each for each in contents.summary if each.startswith("Left out: ")]
+    assert sentence.startswith(
+        "Left out: untrained-0 of **twin:mdm**, because samples of the model are missing there; "
+    )
     shutil.rmtree(tmp_path / "run" / "untrained-1" / "samples")
-    report, (compared,) = build([tmp_path / "run"], explore=0)
-    assert compared.controls == []
-    assert any(each.startswith("Left out: untrained-0 and untrained-1") for each in report.summary)
+    contents, (run,) = build_report([tmp_path / "run"], explore=0)
+    assert run.controls == []
+    assert any(sentence.startswith("Left out: untrained-0 and untrained-1") for sentence in contents.summary)
 
 
-def test_controls_are_measured_on_the_samples_the_model_has(tmp_path, runs):
+def test_controls_are_measured_on_the_samples_of_the_model(tmp_path, runs):
     shutil.copytree(runs["mdm"], tmp_path / "half")
     (tmp_path / "half" / "samples" / "reading-5-1.safetensors").unlink()
-    _, (compared,) = build([tmp_path / "half"], explore=0)
-    assert [set(each["sample"]) for each in compared.control_tables("floating")] == [{"reading-5-0", "reading-5-2"}] * 2
+    _, (run,) = build_report([tmp_path / "half"], explore=0)
+    assert [set(table["sample"]) for table in run.control_tables("floating")] == [{"reading-5-0", "reading-5-2"}] * 2
 
 
 @pytest.mark.parametrize("layers", [1, 2])
-def test_one_sample_of_a_shallow_model_has_numbers_and_no_intervals(tmp_path, layers):
+def test_one_sample_of_a_shallow_model_has_numbers_without_intervals(tmp_path, layers):
     small = fs.load(fs.write_random(tmp_path / "small", layers=layers, width=32), device="cpu")
-    list(fs.plan_trace(small, ["What floats?"], tmp_path / "run", new_tokens=3, controls=(0,)))
-    report, _ = build([tmp_path / "run"])
-    assert any("too few for an interval" in each for each in report.summary)
-    chart = next(c for c in section(report, "absorption").charts if isinstance(c, Lines))
+    fs.trace(small, ["What floats?"], tmp_path / "run", new_tokens=3, controls=(0,))
+    contents, _ = build_report([tmp_path / "run"])
+    assert any("too few for a reliable interval" in sentence for sentence in contents.summary)
+    chart = next(c for c in find_section(contents, "absorption").charts if isinstance(c, Lines))
     assert all(low is None for series in chart.series for low in series.low)
-    assert not any("moves less" in each or "moves more" in each for each in report.summary)
+    assert not any("moves less" in sentence or "moves more than" in sentence for sentence in contents.summary)
 
 
-def test_two_runs_of_one_model_are_told_apart(tmp_path, runs):
+def test_two_runs_of_one_model_are_labelled_by_folder(tmp_path, runs):
     shutil.copytree(runs["mdm"], tmp_path / "again")
-    assert [run.label for run in build([runs["mdm"], tmp_path / "again"], explore=0)[1]] == [
-        "twin:mdm (mdm)",
-        "twin:mdm (again)",
-    ]
+    _, report_runs = build_report([runs["mdm"], tmp_path / "again"], explore=0)
+    assert [run.label for run in report_runs] == ["twin:mdm (mdm)", "twin:mdm (again)"]
 
 
-def ask(*words: object):
-    return CliRunner().invoke(app, ["report", *map(str, words)])
-
-
-def test_the_command_writes_the_page_the_tables_and_the_figures(runs, tmp_path):
-    page, tables, figures = tmp_path / "r.html", tmp_path / "t", tmp_path / "f"
-    done = ask(*runs.values(), "--out", page, "--tables", tables, "--figures", figures, "--format", "png", "--json")
-    assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout)
-    assert told["page"] == str(page)
-    assert 't/absorption.csv"' in page.read_text()
-    assert all(Path(path).stat().st_size for path in told["tables"] + told["figures"])
-    words = ask(*runs.values(), "--out", page)
-    assert words.exit_code == 0
-    assert words.stdout.rstrip().endswith(f"page: {page}")
-    assert "**" not in words.stdout
+def test_report_writes_the_page_the_tables_and_the_figures(runs, tmp_path):
+    out, counts = tmp_path / "r.html", []
+    files = write_report(
+        [str(runs["arm"]), fs.open_run(runs["mdm"])],
+        out,
+        tables=tmp_path / "t",
+        figures=tmp_path / "f",
+        figure_formats=("svg",),
+        explore=0,
+        on_progress=lambda done, total: counts.append((done, total)),
+    )
+    assert counts == [(done, 18) for done in range(1, 19)]  # 2 models, 3 runs each, 3 samples
+    assert files.page == out
+    assert 't/absorption.csv"' in out.read_text()
+    assert all(path.stat().st_size for path in (*files.tables, *files.figures))
+    assert {path.suffix for path in files.figures} == {".svg"}
+    assert report([runs["mdm"]], tmp_path / "one.html", explore=0) == tmp_path / "one.html"
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "message"),
     [
-        (["nowhere"], "nowhere"),
-        (["{mdm}", "{mdm}"], "a run is given twice; give each once"),
-        (["{mdm}", "--out", "page.txt"], "--out names the page, such as report.html, got page.txt"),
-        (["{mdm}", "--detector", "zscor"], "unknown detector 'zscor' (did you mean 'zscore'?)"),
-        (["{mdm}", "--format", "bmp", "--figures", "f"], "unknown format 'bmp'"),
+        ({"out": "page.txt"}, "the page must end in .html, such as report.html, got page.txt"),
+        ({"figure_formats": ["bmp"]}, "unknown figure format 'bmp'"),
+        ({"detector": "zscor"}, "unknown detector 'zscor'"),
     ],
 )
-def test_mistakes_are_one_sentence(runs, tmp_path, monkeypatch, words, said):
+def test_wrong_arguments_are_refused(runs, arguments, message):
+    with pytest.raises(fs.UserError, match=message):
+        report([runs["mdm"]], **arguments)
+
+
+def run_command(*words: object):
+    return CliRunner().invoke(app, ["report", *map(str, words)])
+
+
+def test_command_prints_json_or_the_summary(runs, tmp_path):
+    page, tables = tmp_path / "r.html", tmp_path / "t"
+    result = run_command(*runs.values(), "--out", page, "--tables", tables, "--json")
+    assert result.exit_code == 0, result.output
+    record = json.loads(result.stdout)
+    assert record["page"] == str(page)
+    assert all(Path(path).stat().st_size for path in record["tables"])
+    result = run_command(*runs.values(), "--out", page)
+    assert result.exit_code == 0
+    assert result.stdout.rstrip().endswith(f"page: {page}")
+    assert "**" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere"], "nowhere"),
+        (["{mdm}", "{mdm}"], "a run is given twice; give each run once"),
+        (["{mdm}", "--out", "page.txt"], "report.html, got page.txt"),
+        (["{mdm}", "--detector", "zscor"], "unknown detector 'zscor' (did you mean 'zscore'?)"),
+        (["{mdm}", "--figure-format", "bmp", "--figures", "f"], "unknown figure format 'bmp'"),
+    ],
+)
+def test_mistakes_are_one_sentence(runs, tmp_path, monkeypatch, words, message):
     monkeypatch.chdir(tmp_path)
-    done = ask(*(word.format(mdm=runs["mdm"]) for word in words))
-    assert done.exit_code == 2, done.output
-    assert done.stderr.startswith("floatscope: ")
-    assert said in done.stderr
-    assert done.stderr.count("\n") == 1
+    result = run_command(*(word.format(mdm=runs["mdm"]) for word in words))
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("floatscope: ")
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 
-def test_a_run_with_nothing_finished_is_refused(tmp_path):
+def test_run_without_finished_samples_is_refused(tmp_path):
     with fs.create_run(tmp_path / "empty", {"model": "m"}, ["a", "b"]):
         pass
     with pytest.raises(fs.UserError, match="has no finished sample of 2; trace them first"):
-        Compared.of(tmp_path / "empty", "m", "zscore")
+        ReportRun.open(tmp_path / "empty", "m")
+
+
+def test_reports_load_no_heavy_library():
+    program = (
+        "import sys, floatscope.reports.build, floatscope.reports.score_table, floatscope.reports.study_report,"
+        " floatscope.reports.stress_report\n"
+        "print([name for name in ('torch', 'transformers', 'matplotlib', 'scipy') if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"

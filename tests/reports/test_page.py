@@ -1,4 +1,4 @@
-"""The page is one safe file: whatever tokens and labels hold is text, and nothing is asked of the network."""
+"""The page is one safe file: tokens and labels are always text, and it never uses the network."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import json
 import re
 
 import pytest
-from made_report import NASTY
+from example_charts import UNSAFE_TEXTS
 
 from floatscope.errors import UserError
 from floatscope.reports.charts import Report, Section, Table
-from floatscope.reports.page import bold, embedded, page, said, write_page
+from floatscope.reports.page import embed_json, format_value, render_bold, render_page, write_page
 
 
 @pytest.fixture(scope="module")
@@ -20,19 +20,19 @@ def html(page_path):
     return page_path.read_text(encoding="utf-8")
 
 
-def blocks(html: str, kind: str) -> list[str]:
-    return re.findall(rf"<{kind}[^>]*>(.*?)</{kind}>", html, re.DOTALL)
+def find_blocks(html: str, tag: str) -> list[str]:
+    return re.findall(rf"<{tag}[^>]*>(.*?)</{tag}>", html, re.DOTALL)
 
 
-def test_tokens_cannot_leave_their_json(html, report):
-    scripts = blocks(html, "script")
-    assert len(scripts) == 1 + len(report.explorer) + 1  # the numbers, the samples, the one script that runs
+def test_tokens_cannot_escape_their_json(html, report):
+    scripts = find_blocks(html, "script")
+    assert len(scripts) == 1 + len(report.explorer) + 1  # the data, the samples, the one script that runs
     for text, sample in zip(scripts[1:-1], report.explorer, strict=True):
         assert not set("<>&\u2028\u2029") & set(text)
         assert text.isascii()
         assert json.loads(text) == sample
-    shown = json.loads(scripts[1])["pieces"].values()
-    assert set(NASTY) <= set(shown)
+    pieces = json.loads(scripts[1])["pieces"].values()
+    assert set(UNSAFE_TEXTS) <= set(pieces)
 
 
 def test_labels_are_escaped(html):
@@ -42,50 +42,50 @@ def test_labels_are_escaped(html):
     assert "<i>bos" not in html
 
 
-def test_the_policy_allows_this_script_and_this_style_and_nothing_else(html):
+def test_policy_allows_only_this_script_and_this_style(html):
     (policy,) = re.findall(r'Content-Security-Policy" content="([^"]+)"', html)
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
-    for kind, text in (("script-src", blocks(html, "script")[-1]), ("style-src", blocks(html, "style")[0])):
+    for kind, text in (("script-src", find_blocks(html, "script")[-1]), ("style-src", find_blocks(html, "style")[0])):
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         assert rules[kind] == f"'sha256-{digest}'"
     assert rules["default-src"] == rules["base-uri"] == rules["form-action"] == "'none'"
     assert not re.search(r"\son\w+=|javascript:|\sstyle=", html.split("<script")[0])
 
 
-def test_nothing_is_linked_from_elsewhere(html):
+def test_page_links_no_other_site(html):
     assert not re.search(r"https?:", html.replace("http://www.w3.org/2000/svg", ""))
 
 
-def test_a_table_is_linked_if_it_is_there(html):
+def test_table_is_linked_if_its_file_exists(html):
     assert 'href="tables/lines.csv"' in html
     assert "absent.csv" not in html
 
 
-def test_words_are_set_with_care():
-    assert str(bold("**5 %** [4, 6] <b>")) == "<strong>5\u00a0%</strong> [4,\u00a06] &lt;b&gt;"
-    assert str(bold("0.2 [0.1, 0.3]")) == "0.2\u00a0[0.1,\u00a00.3]"
-    assert [said(v) for v in (None, True, 0.12345, 12345.6, 3, ["a", 1], {"a": 1})] == [
+def test_text_is_escaped_and_numbers_do_not_wrap():
+    assert str(render_bold("**5 %** [4, 6] <b>")) == "<strong>5\u00a0%</strong> [4,\u00a06] &lt;b&gt;"
+    assert str(render_bold("0.2 [0.1, 0.3]")) == "0.2\u00a0[0.1,\u00a00.3]"
+    assert [format_value(v) for v in (None, True, 0.12345, 12345.6, 3, ["a", 1], {"a": 1})] == [
         "–", "yes", "0.123", "1.235e+04", "3", "a, 1", '{"a": 1}',
     ]  # fmt: skip
 
 
-def test_numbers_that_json_has_no_word_for_are_refused():
+def test_numbers_without_json_form_are_refused():
     with pytest.raises(ValueError, match="not JSON compliant"):
-        embedded({"x": float("nan")})
+        embed_json({"x": float("nan")})
 
 
-def test_a_report_of_nothing_is_a_page(tmp_path):
+def test_empty_report_is_a_page(tmp_path):
     empty = Report("Empty", [], [], [Section("s", "", "", "", [Table(["a"], [])])])
-    assert 'id="explorer"' not in page(empty)
+    assert 'id="explorer"' not in render_page(empty)
     assert write_page(empty, tmp_path / "a.html").stat().st_size > 10_000
 
 
-def test_a_place_that_cannot_be_written_is_named(report, tmp_path):
+def test_unwritable_path_is_named(report, tmp_path):
     with pytest.raises(UserError, match=r"cannot write the report to .*absent/report.html: No such file or directory"):
         write_page(report, tmp_path / "absent" / "report.html")
 
 
-def test_a_failed_write_leaves_the_old_page(report, tmp_path, monkeypatch):
+def test_failed_write_leaves_the_old_page(report, tmp_path, monkeypatch):
     path = tmp_path / "report.html"
     path.write_text("old")
     monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))

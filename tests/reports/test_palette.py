@@ -1,11 +1,11 @@
-"""Colours can be told apart and text on them can be read."""
+"""Colours are distinct, and text on them is readable."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from floatscope.reports.palette import LEVELS, MODELS, ink, ramp
+from floatscope.reports.palette import LEVELS, MODELS, build_ramp, choose_text_colour
 
 
 def luminance(colour: str) -> float:
@@ -18,20 +18,20 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-@pytest.mark.parametrize("ground", ["light", "dark"])
-def test_a_ramp_leaves_the_page_all_the_way(ground):
-    levels = ramp(ground)
+@pytest.mark.parametrize("background", ["light", "dark"])
+def test_ramp_grows_steadily_away_from_the_page(background):
+    levels = build_ramp(background)
     assert len(levels) == len(set(levels)) == LEVELS
     steps = np.diff([luminance(level) for level in levels])
-    assert (steps < 0).all() if ground == "light" else (steps > 0).all()
+    assert (steps < 0).all() if background == "light" else (steps > 0).all()
     assert contrast(levels[0], levels[-1]) > 12
 
 
-@pytest.mark.parametrize("ground", ["light", "dark"])
-def test_text_is_readable_on_every_level(ground):
-    assert min(contrast(level, ink(level)) for level in ramp(ground)) > 4.2
+@pytest.mark.parametrize("background", ["light", "dark"])
+def test_text_is_readable_on_every_level(background):
+    assert min(contrast(level, choose_text_colour(level)) for level in build_ramp(background)) > 4.2
 
 
-@pytest.mark.parametrize("ground", ["light", "dark"])
-def test_models_stand_out_from_the_page(ground):
-    assert all(contrast(getattr(model, ground), ramp(ground)[0]) > 4.5 for model in MODELS)
+@pytest.mark.parametrize("background", ["light", "dark"])
+def test_models_stand_out_from_the_page(background):
+    assert all(contrast(getattr(model, background), build_ramp(background)[0]) > 4.5 for model in MODELS)

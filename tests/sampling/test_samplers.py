@@ -1,4 +1,4 @@
-"""Each rule commits what its paper says, restated slowly in Python floats."""
+"""Each rule commits what its paper says, checked against slow loops over Python floats."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from itertools import combinations
 
 import pytest
 import torch
-from toys import MASK, VOCABULARY, best, filled, fixed_model, positions, random_model, softmax, whole
+from toys import MASK, VOCABULARY, best, compute_logits, fill, fixed_model, positions, random_model, softmax
 
 from floatscope.errors import UserError
 from floatscope.sampling import SAMPLERS
-from floatscope.sampling.drift import Drift
-from floatscope.sampling.noise import gumbel, step_keys, uniform
-from floatscope.sampling.proposal import draw, filtered
+from floatscope.sampling.denoising import KLHistory
+from floatscope.sampling.proposal import filter_logits, propose_tokens
+from floatscope.sampling.randomness import gumbel, step_keys, uniform
 from floatscope.sampling.settings import Sampling
 
 SEEDS = range(5)
@@ -22,7 +22,7 @@ PROMPT = [4, 9, 2]
 BLOCKS = [(8, None), (9, 3)]  # new tokens, block
 
 
-def slowly(rule, forward, new, block=None, steps=None, shift=False):
+def run_reference(rule, forward, new, block=None, steps=None, shift=False):
     """The commits of every step of one sample. `rule(p, share, state)` gets {position: distribution} of the block's
     masks, the schedule's share, and a dict that lives as long as the run; it returns the positions to commit.
     """
@@ -35,7 +35,7 @@ def slowly(rule, forward, new, block=None, steps=None, shift=False):
         each = steps // (new // block) if steps else masks
         state |= {"start": start, "in_block": 0}
         while MASK in x[start : start + block] and state["in_block"] < max(each, masks):
-            logits = whole(forward, x, state["step"])
+            logits = compute_logits(forward, x, state["step"])
             if shift:
                 logits = [logits[0], *logits[:-1]]
             state["all"] = {p: softmax(logits[p]) for p in range(len(x)) if x[p] == MASK}
@@ -59,16 +59,16 @@ def lead(p: list[float]) -> float:
     return first - second
 
 
-def same(spelled, rule, seed, new, block, steps=None, shift=False):
+def same(sampler_text, rule, seed, new, block, steps=None, shift=False):
     forward = random_model(seed)
-    got = filled(forward, [PROMPT], new_tokens=new, block=block, steps=steps, shift=shift, sampler=spelled)
-    want, tokens = slowly(rule, forward, new, block, steps, shift)
+    got = fill(forward, [PROMPT], new_tokens=new, block=block, steps=steps, shift=shift, sampler=sampler_text)
+    want, tokens = run_reference(rule, forward, new, block, steps, shift)
     assert positions(got) == want
     assert got[-1].after.tokens[0].tolist() == tokens
     return want
 
 
-# ---- rules that follow the schedule
+# ---- samplers that follow the schedule
 
 
 SCORES = {"confidence": max, "margin": lead, "entropy": lambda p: -entropy(p)}
@@ -77,7 +77,7 @@ SCORES = {"confidence": max, "margin": lead, "entropy": lambda p: -entropy(p)}
 @pytest.mark.parametrize("sampler", SCORES)
 @pytest.mark.parametrize(("new", "block"), BLOCKS)
 @pytest.mark.parametrize("per_block", [None, 1, 2])
-def test_the_best_first(sampler, new, block, per_block):
+def test_the_best_score_is_committed_first(sampler, new, block, per_block):
     steps = per_block and per_block * (new // block if block else 1)
     for seed in SEEDS:
         same(
@@ -91,8 +91,8 @@ def test_the_best_first(sampler, new, block, per_block):
         )
 
 
-def test_the_three_scores_are_not_the_same_order():
-    runs = [positions(filled(random_model(0), [PROMPT], new_tokens=8, sampler=s)) for s in SCORES]
+def test_the_three_scores_give_different_orders():
+    runs = [positions(fill(random_model(0), [PROMPT], new_tokens=8, sampler=s)) for s in SCORES]
     assert len({str(run) for run in runs}) == 3
 
 
@@ -100,48 +100,48 @@ def test_the_three_scores_are_not_the_same_order():
 def test_equal_scores_go_by_position(sampler):
     logits = torch.zeros(7, VOCABULARY)
     logits[:, 5] = 0.5
-    assert positions(filled(fixed_model(logits), [[1]], new_tokens=6, sampler=sampler)) == [[p] for p in range(1, 7)]
+    assert positions(fill(fixed_model(logits), [[1]], new_tokens=6, sampler=sampler)) == [[p] for p in range(1, 7)]
 
 
-def test_random_is_a_draw_of_its_own_for_each_position():
-    """The order is that of the uniform numbers; confidences are still the model's."""
+def test_random_orders_positions_by_their_uniform_numbers():
+    """The confidences are still the model's."""
     forward = random_model(0)
-    steps = filled(forward, [PROMPT], samples=["s"], new_tokens=8, steps=4, sampler="random", seed=3)
-    open_ = list(range(3, 11))
+    steps = fill(forward, [PROMPT], samples=["s"], new_tokens=8, steps=4, sampler="random", seed=3)
+    masked = list(range(3, 11))
     for number, step in enumerate(steps):
         key = step_keys(3, ["s"], number, "order")[0]
-        want = best({p: float(uniform(key, torch.tensor(p))) for p in open_}, 2)
+        want = best({p: float(uniform(key, torch.tensor(p))) for p in masked}, 2)
         assert step.commits.position.tolist() == want
         p = forward(step.before, slice(0, 11))[0].softmax(-1)
         torch.testing.assert_close(step.commits.confidence, p[want].amax(-1))
-        open_ = [p for p in open_ if p not in want]
+        masked = [p for p in masked if p not in want]
 
 
-def many(draws: int, logits: torch.Tensor, **given) -> dict[tuple[int, ...], int]:
+def count_first_commits(draws: int, logits: torch.Tensor, **given) -> dict[tuple[int, ...], int]:
     """How often each set of positions is the first step's, over samples with different names."""
-    steps = filled(fixed_model(logits), [[1]] * draws, samples=[f"s{i}" for i in range(draws)], **given)
-    found: dict[tuple[int, ...], int] = {}
+    steps = fill(fixed_model(logits), [[1]] * draws, samples=[f"s{i}" for i in range(draws)], **given)
+    counts: dict[tuple[int, ...], int] = {}
     at = steps[0].commits
     sets: list[list[int]] = [[] for _ in range(draws)]
     for sample, position in zip(at.sample.tolist(), at.position.tolist(), strict=True):
         sets[sample].append(position)
     for one in sets:
-        found[tuple(one)] = found.get(tuple(one), 0) + 1
-    return found
+        counts[tuple(one)] = counts.get(tuple(one), 0) + 1
+    return counts
 
 
-def chi_square(found: dict, chances: dict, draws: int) -> float:
-    assert set(found) <= set(chances)
-    return sum((found.get(k, 0) - draws * p) ** 2 / (draws * p) for k, p in chances.items())
+def chi_square(counts: dict, chances: dict, draws: int) -> float:
+    assert set(counts) <= set(chances)
+    return sum((counts.get(k, 0) - draws * p) ** 2 / (draws * p) for k, p in chances.items())
 
 
-def test_random_takes_every_set_equally_often():
+def test_random_selects_every_set_equally_often():
     draws, pairs = 1500, list(combinations(range(1, 5), 2))
-    found = many(draws, torch.zeros(5, VOCABULARY), sampler="random", new_tokens=4, steps=2)
-    assert chi_square(found, dict.fromkeys(pairs, 1 / 6), draws) < 20.5  # 99.9 % of χ² with 5 degrees of freedom
+    counts = count_first_commits(draws, torch.zeros(5, VOCABULARY), sampler="random", new_tokens=4, steps=2)
+    assert chi_square(counts, dict.fromkeys(pairs, 1 / 6), draws) < 20.5  # 99.9 % of χ² with 5 degrees of freedom
 
 
-def test_order_temperature_draws_without_return_in_proportion_to_exp_of_the_score():
+def test_order_temperature_samples_without_replacement_in_proportion_to_exp_of_the_score():
     """Dream's alg_temp: multinomial(softmax(confidence / alg_temp), 2)."""
     logits = torch.zeros(5, VOCABULARY)
     logits[1:, 5] = torch.tensor([2.0, 3.0, 4.0, 5.0])
@@ -153,22 +153,22 @@ def test_order_temperature_draws_without_return_in_proportion_to_exp_of_the_scor
         (a, b): share[a] * share[b] / (1 - share[a]) + share[b] * share[a] / (1 - share[b])
         for a, b in combinations(share, 2)
     }
-    found = many(draws, logits, new_tokens=4, steps=2, order_temperature=temperature)
-    assert chi_square(found, chances, draws) < 20.5
+    counts = count_first_commits(draws, logits, new_tokens=4, steps=2, order_temperature=temperature)
+    assert chi_square(counts, chances, draws) < 20.5
     assert max(chances.values()) > 3 * min(chances.values())  # and would not fit a uniform draw
-    assert chi_square(found, dict.fromkeys(chances, 1 / 6), draws) > 100
+    assert chi_square(counts, dict.fromkeys(chances, 1 / 6), draws) > 100
 
 
-def test_a_low_order_temperature_is_the_best_first():
+def test_a_low_order_temperature_commits_the_best_first():
     forward = random_model(1)
-    cold, sure = (filled(forward, [PROMPT], new_tokens=8, order_temperature=t) for t in (1e-6, 0.0))
+    cold, sure = (fill(forward, [PROMPT], new_tokens=8, order_temperature=t) for t in (1e-6, 0.0))
     assert positions(cold) == positions(sure)
 
 
 @pytest.mark.parametrize("sampler", ["threshold", "factor", "eb", "klass"])
-def test_order_temperature_is_refused_by_rules_that_bound_their_scores(sampler):
+def test_order_temperature_is_refused_by_samplers_that_do_not_rank(sampler):
     with pytest.raises(UserError, match="order_temperature"):
-        filled(random_model(0), [PROMPT], new_tokens=4, sampler=sampler, order_temperature=0.5)
+        fill(random_model(0), [PROMPT], new_tokens=4, sampler=sampler, order_temperature=0.5)
 
 
 # ---- Dream's time
@@ -199,21 +199,21 @@ DREAMS = {  # read off Dream's own loop
 
 @pytest.mark.parametrize(("masks", "steps"), DREAMS)
 @pytest.mark.parametrize("sampler", ["confidence", "margin", "entropy", "random"])
-def test_the_time_schedule_is_dreams(masks, steps, sampler):
-    got = filled(random_model(0), [PROMPT], new_tokens=masks, steps=steps, schedule="time", sampler=sampler)
+def test_the_time_schedule_equals_dreams(masks, steps, sampler):
+    got = fill(random_model(0), [PROMPT], new_tokens=masks, steps=steps, schedule="time", sampler=sampler)
     assert [len(step.commits) for step in got] == DREAMS[masks, steps] == time_schedule(masks, steps)
 
 
 @pytest.mark.parametrize(("masks", "want"), [(9, [2, 3, 4]), (10, [2, 3, 5])])
-def test_the_time_is_fp32(masks, want):
+def test_the_time_is_computed_in_fp32(masks, want):
     """Dream's own loop; doubles would give 2, 2, 5 and 3, 2, 5."""
-    got = filled(random_model(0), [PROMPT], new_tokens=masks, steps=3, schedule="time", eps=0.1)
+    got = fill(random_model(0), [PROMPT], new_tokens=masks, steps=3, schedule="time", eps=0.1)
     assert [len(step.commits) for step in got] == want
 
 
 @pytest.mark.parametrize("eps", [1e-3, 0.1, 1.0])
 def test_the_time_schedule_ends_at_eps(eps):
-    got = filled(random_model(0), [PROMPT], new_tokens=12, steps=6, schedule="time", eps=eps)
+    got = fill(random_model(0), [PROMPT], new_tokens=12, steps=6, schedule="time", eps=eps)
     t = torch.linspace(1, eps, 7)
     left, want = 12, []
     for i in range(6):
@@ -222,35 +222,33 @@ def test_the_time_schedule_ends_at_eps(eps):
     assert [len(step.commits) for step in got] == want
 
 
-def test_the_time_schedule_counts_each_sample_and_block_on_its_own():
+def test_the_time_schedule_counts_each_sample_and_block_separately():
     prompts = [[1, MASK, MASK, 2], [3]]
-    steps = filled(random_model(0), prompts, new_tokens=12, block=6, steps=8, schedule="time")
+    steps = fill(random_model(0), prompts, new_tokens=12, block=6, steps=8, schedule="time")
     counts = [[int((s.commits.sample == b).sum()) for s in steps] for b in range(2)]
     assert counts[0] == time_schedule(8, 4) + time_schedule(6, 4)
     assert counts[1] == time_schedule(6, 4) + time_schedule(6, 4)
 
 
 @pytest.mark.parametrize("schedule", ["even", "time"])
-def test_origin_commits_each_mask_with_the_steps_probability(schedule):
-    """u < 1 − t'/t for each position on its own; the last step takes all."""
-    steps = filled(
-        random_model(0), [PROMPT], samples=["s"], new_tokens=12, steps=5, sampler="origin", schedule=schedule
-    )
+def test_origin_commits_each_mask_with_the_probability_of_the_step(schedule):
+    """u < 1 − t'/t for each position independently; the last step commits all."""
+    steps = fill(random_model(0), [PROMPT], samples=["s"], new_tokens=12, steps=5, sampler="origin", schedule=schedule)
     t = torch.linspace(1, 1e-3, 6)
-    open_ = list(range(3, 15))
+    masked = list(range(3, 15))
     for i, step in enumerate(steps):
         key = step_keys(0, ["s"], i, "order")[0]
         chance = float(1 - t[i + 1] / t[i])
-        want = [p for p in open_ if i == 4 or float(uniform(key, torch.tensor(p))) < chance]
+        want = [p for p in masked if i == 4 or float(uniform(key, torch.tensor(p))) < chance]
         assert step.commits.position.tolist() == want
-        open_ = [p for p in open_ if p not in want]
-    assert not open_
+        masked = [p for p in masked if p not in want]
+    assert not masked
 
 
-def test_origins_share_of_commits_is_the_steps_probability():
+def test_the_share_of_commits_of_origin_is_the_probability_of_the_step():
     draws, new = 500, 8
     given = {"sampler": "origin", "new_tokens": new, "steps": 5}
-    steps = filled(fixed_model(torch.zeros(9, VOCABULARY)), [[1]] * draws, **given)
+    steps = fill(fixed_model(torch.zeros(9, VOCABULARY)), [[1]] * draws, **given)
     t, left = torch.linspace(1, 1e-3, 6), draws * new
     for i, step in enumerate(steps[:-1]):
         chance = float(1 - t[i + 1] / t[i])
@@ -259,12 +257,12 @@ def test_origins_share_of_commits_is_the_steps_probability():
     assert not steps[-1].after.masked.any()
 
 
-def test_origins_last_step_takes_all_whatever_is_drawn(monkeypatch):
-    import sys
+def test_the_last_step_of_origin_commits_all(monkeypatch):
 
-    module = sys.modules["floatscope.sampling.denoise"]
-    monkeypatch.setattr(module, "uniform", lambda key, at: torch.full(at.shape, 1 - 2.0**-40, dtype=torch.float64))
-    steps = filled(random_model(0), [[1]], new_tokens=2, steps=2, sampler="origin")
+    monkeypatch.setattr(
+        "floatscope.sampling.denoising.uniform", lambda key, at: torch.full(at.shape, 1 - 2.0**-40, dtype=torch.float64)
+    )
+    steps = fill(random_model(0), [[1]], new_tokens=2, steps=2, sampler="origin")
     assert not steps[-1].after.masked.any()
 
 
@@ -280,7 +278,7 @@ def calibrated(decay, counts=COUNTS):
     def rule(these, share, state):
         scores = {}
         for p, d in these.items():
-            frequency = counts.get(d.index(max(d)), 1) / total  # a token nobody counted was seen once
+            frequency = counts.get(d.index(max(d)), 1) / total  # a token that was not counted occurs once
             surprise = -math.log(frequency + 1e-9)
             scores[p] = min(max(d) * surprise, 10) * math.exp(-decay * (p - state["start"]))
         return best(scores, share)
@@ -305,18 +303,18 @@ def theirs(tmp_path_factory):
 
 @pytest.mark.parametrize("decay", [None, 0.0, 1.0])
 @pytest.mark.parametrize(("new", "block"), BLOCKS)
-def test_pc_calibrates_by_frequency_and_place(plain, decay, new, block):
-    spelled = f"pc(background={plain!r}{'' if decay is None else f', decay={decay}'})"
+def test_pc_calibrates_by_frequency_and_position(plain, decay, new, block):
+    sampler_text = f"pc(background={plain!r}{'' if decay is None else f', decay={decay}'})"
     for seed in SEEDS:
-        same(spelled, calibrated(0.25 if decay is None else decay), seed, new, block)
+        same(sampler_text, calibrated(0.25 if decay is None else decay), seed, new, block)
 
 
 def test_pc_reads_its_authors_files_too(plain, theirs):
-    runs = [filled(random_model(2), [PROMPT], new_tokens=8, sampler=f"pc(background={f!r})") for f in (plain, theirs)]
+    runs = [fill(random_model(2), [PROMPT], new_tokens=8, sampler=f"pc(background={f!r})") for f in (plain, theirs)]
     assert positions(runs[0]) == positions(runs[1])
 
 
-def test_pc_clips_before_it_looks_at_the_place(tmp_path):
+def test_pc_clips_before_it_applies_the_position_decay(tmp_path):
     """9.95 at the first place stays ahead of 10 (20.7, clipped) at the second: 10 · exp(−0.01) = 9.90."""
     path = tmp_path / "rare.json"
     path.write_text(json.dumps({"1": 10**12, "2": 47_750_000}))
@@ -324,58 +322,58 @@ def test_pc_clips_before_it_looks_at_the_place(tmp_path):
     logits[1, 2] = 40.0  # −log(47.75e6 / 1e12) = 9.95
     logits[2, 5] = 40.0  # never counted: −log(1e-12 + 1e-9) = 20.7
     for decay, want in [(0.01, [[1], [2]]), (0.001, [[2], [1]])]:
-        spelled = f"pc(background={str(path)!r}, decay={decay})"
-        assert positions(filled(fixed_model(logits), [[1]], new_tokens=2, sampler=spelled)) == want
+        sampler_text = f"pc(background={str(path)!r}, decay={decay})"
+        assert positions(fill(fixed_model(logits), [[1]], new_tokens=2, sampler=sampler_text)) == want
 
 
-def test_pc_looks_up_frequencies_no_smaller_than_1e_9(tmp_path):
-    """−log(f + 1e-9): of two tokens that are both hardly ever seen neither is preferred for it."""
+def test_pc_adds_1e_9_to_frequencies(tmp_path):
+    """−log(f + 1e-9): two very rare tokens get almost the same surprisal."""
     path = tmp_path / "rare.json"
     path.write_text(json.dumps({"1": 10**15, "2": 100}))
     logits = torch.zeros(3, VOCABULARY)
     logits[1, 5], logits[2, 2] = 1.1, 1.2  # p: .136, .149; f: 1e-15 and 1e-13; without the floor 4.70 and 4.46
-    spelled = f"pc(background={str(path)!r}, decay=0.0)"
-    assert positions(filled(fixed_model(logits), [[1]], new_tokens=2, sampler=spelled)) == [[2], [1]]
+    sampler_text = f"pc(background={str(path)!r}, decay=0.0)"
+    assert positions(fill(fixed_model(logits), [[1]], new_tokens=2, sampler=sampler_text)) == [[2], [1]]
 
 
-def test_pc_counts_places_of_infilled_masks_as_the_blocks_first(plain):
+def test_pc_gives_masks_in_the_prompt_the_offset_0(plain):
     logits = torch.zeros(6, VOCABULARY)
     logits[:, 5] = 2.0  # the same token, as sure, everywhere: places decide, and a tie goes by position
-    steps = filled(fixed_model(logits), [[1, MASK, 1]], new_tokens=3, sampler=f"pc(background={plain!r}, decay=1.0)")
+    steps = fill(fixed_model(logits), [[1, MASK, 1]], new_tokens=3, sampler=f"pc(background={plain!r}, decay=1.0)")
     assert positions(steps) == [[1], [3], [4], [5]]
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         (None, "cannot read the token counts"),
-        ("[1, 2]", "is no table of token counts"),
-        ("{", "is no table of token counts"),
-        ('{"a": 1}', "is no table of token counts"),
-        ('{"99": 1}', "counts token 99, and the model has 20: it is another tokenizer's"),
-        ('{"1": "many"}', "is no table of token counts"),
-        ('{"1": [3]}', "is no table of token counts"),
+        ("[1, 2]", "is not a valid table of token counts"),
+        ("{", "is not a valid table of token counts"),
+        ('{"a": 1}', "is not a valid table of token counts"),
+        ('{"99": 1}', "counts token 99, but the model has 20 tokens; use its own tokenizer's counts"),
+        ('{"1": "many"}', "is not a valid table of token counts"),
+        ('{"1": [3]}', "is not a valid table of token counts"),
         ("{}", "has no counts"),
         ('{"1": 0}', "not above 0"),
         ('{"1": -4}', "not above 0"),
         ('{"1": NaN}', "not above 0"),
     ],
 )
-def test_pc_says_what_is_wrong_with_its_table(tmp_path, text, says):
+def test_pc_reports_what_is_wrong_with_its_table(tmp_path, text, message):
     path = tmp_path / "counts.json"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(UserError, match=says) as error:
-        filled(random_model(0), [PROMPT], new_tokens=4, sampler=f"pc(background={str(path)!r})")
+    with pytest.raises(UserError, match=message) as error:
+        fill(random_model(0), [PROMPT], new_tokens=4, sampler=f"pc(background={str(path)!r})")
     assert str(path) in str(error.value)
 
 
 def test_pc_needs_a_table():
     with pytest.raises(UserError, match=r"sampler 'pc' needs a table of token counts .* pc\(background="):
-        filled(random_model(0), [PROMPT], new_tokens=4, sampler="pc")
+        fill(random_model(0), [PROMPT], new_tokens=4, sampler="pc")
 
 
-# ---- rules with a pace of their own
+# ---- adaptive samplers
 
 
 @pytest.mark.parametrize("tau", [0.0, 0.3, 0.5, 0.9, 1.0])
@@ -389,15 +387,15 @@ def test_threshold_commits_all_that_reach_tau_and_at_least_the_best(tau, new, bl
         same(f"threshold(tau={tau})", rule, seed, new, block, shift=seed % 2 == 1)
 
 
-def test_a_confidence_of_tau_reaches_it():
+def test_a_confidence_of_exactly_tau_is_committed():
     logits = torch.full((4, VOCABULARY), -torch.inf)
     logits[:, [4, 5]] = 0.0  # p = ½, exactly
-    assert positions(filled(fixed_model(logits), [[1]], new_tokens=3, sampler="threshold(tau=0.5)")) == [[1, 2, 3]]
+    assert positions(fill(fixed_model(logits), [[1]], new_tokens=3, sampler="threshold(tau=0.5)")) == [[1, 2, 3]]
 
 
 @pytest.mark.parametrize("factor", [0.25, 0.5, 1.0, 2.0, 5.0])
 @pytest.mark.parametrize(("new", "block"), BLOCKS)
-def test_factor_commits_the_most_n_the_nth_confidence_allows(factor, new, block):
+def test_factor_commits_the_largest_n_that_the_nth_confidence_allows(factor, new, block):
     def rule(these, share, state):
         scores = {p: max(d) for p, d in these.items()}
         ordered, n = sorted(scores.values(), reverse=True), 0
@@ -411,7 +409,7 @@ def test_factor_commits_the_most_n_the_nth_confidence_allows(factor, new, block)
 
 @pytest.mark.parametrize("gamma", [0.0, 0.01, 1.0, 3.0, 10.0])
 @pytest.mark.parametrize(("new", "block"), BLOCKS)
-def test_eb_commits_while_the_entropies_but_the_largest_stay_within_gamma(gamma, new, block):
+def test_eb_commits_while_the_entropies_without_the_largest_stay_within_gamma(gamma, new, block):
     def rule(these, share, state):
         entropies = {p: entropy(d) for p, d in these.items()}
         ordered = sorted(entropies.values())
@@ -423,19 +421,17 @@ def test_eb_commits_while_the_entropies_but_the_largest_stay_within_gamma(gamma,
 
 
 @pytest.mark.parametrize("sampler", ["threshold(tau=0.3)", "factor(factor=3.0)", "eb(gamma=2.0)", "klass(kl=1.0)"])
-def test_these_rules_commit_several_at_once_and_at_least_one(sampler):
-    sizes = [
-        [len(c) for c in positions(filled(random_model(s), [PROMPT], new_tokens=8, sampler=sampler))] for s in SEEDS
-    ]
+def test_adaptive_samplers_commit_several_at_once_and_at_least_one(sampler):
+    sizes = [[len(c) for c in positions(fill(random_model(s), [PROMPT], new_tokens=8, sampler=sampler))] for s in SEEDS]
     assert min(map(min, sizes)) >= 1
     assert sampler.startswith("klass") or max(map(max, sizes)) > 1
     assert all(sum(size) == 8 for size in sizes)
 
 
 @pytest.mark.parametrize("sampler", ["threshold(tau=1)", "factor(factor=1)", "eb(gamma=1)", "klass(kl=1)"])
-def test_a_whole_number_is_a_number(sampler):
-    spelled = (sampler, sampler.replace("1)", "1.0)"))
-    runs = [filled(random_model(0), [PROMPT], new_tokens=4, sampler=s) for s in spelled]
+def test_a_whole_number_is_accepted_as_a_float_argument(sampler):
+    sampler_texts = (sampler, sampler.replace("1)", "1.0)"))
+    runs = [fill(random_model(0), [PROMPT], new_tokens=4, sampler=s) for s in sampler_texts]
     assert positions(runs[0]) == positions(runs[1])
 
 
@@ -447,7 +443,7 @@ def kl(p, q):
 
 
 def klass(confidence, limit, history):
-    """Every masked position remembers its moves, the blocks still to come too; a block waits for history − 1 steps."""
+    """Every masked position has a KL history, in later blocks too; a block waits for history − 1 steps."""
 
     def rule(these, share, state):
         before, moves = state.get("before", {}), state.setdefault("moves", {})
@@ -470,26 +466,26 @@ def klass(confidence, limit, history):
 @pytest.mark.parametrize(("confidence", "limit"), [(0.2, 0.5), (0.3, 2.0), (0.6, 0.3), (0.0, 1e9)])
 @pytest.mark.parametrize("history", [1, 2, 3])
 @pytest.mark.parametrize(("new", "block"), BLOCKS)
-def test_klass_commits_what_is_sure_and_at_rest_else_the_schedules_share(confidence, limit, history, new, block):
-    spelled = f"klass(confidence={confidence}, kl={limit}, history={history})"
+def test_klass_commits_confident_and_stable_positions_else_by_the_schedule(confidence, limit, history, new, block):
+    sampler_text = f"klass(confidence={confidence}, kl={limit}, history={history})"
     for seed in SEEDS:
-        same(spelled, klass(confidence, limit, history), seed, new, block)
+        same(sampler_text, klass(confidence, limit, history), seed, new, block)
 
 
 @pytest.mark.parametrize(("new", "block", "steps"), [(8, None, 4), (8, 4, 4), (8, None, 3)])
-def test_klass_falls_back_to_the_share_of_its_steps(new, block, steps):
+def test_klass_falls_back_to_the_schedule_of_its_steps(new, block, steps):
     rule = klass(0.35, 0.6, 2)
     for seed in SEEDS:
         same("klass(confidence=0.35, kl=0.6)", rule, seed, new, block, steps)
 
 
 @pytest.mark.parametrize("history", [1, 2, 3])
-def test_klass_is_first_ready_after_n_steps_and_in_later_blocks_after_one_less(history):
-    """A model at rest from the start: moves exist from the second forward on, and go on across the border."""
+def test_klass_needs_n_steps_in_the_first_block_and_one_less_in_later_blocks(history):
+    """The model is stable from the start: a KL exists from the second forward on, across block borders too."""
     logits = torch.zeros(17, VOCABULARY)
     logits[:, 5] = 6.0
-    spelled = f"klass(history={history})"
-    sizes = [len(c) for c in positions(filled(fixed_model(logits), [[1]], new_tokens=16, block=8, sampler=spelled))]
+    sampler_text = f"klass(history={history})"
+    sizes = [len(c) for c in positions(fill(fixed_model(logits), [[1]], new_tokens=16, block=8, sampler=sampler_text))]
     assert sizes == [1] * history + [8 - history] + [1] * (history - 1) + [9 - history]
 
 
@@ -497,51 +493,51 @@ def test_klass_waits_again_when_a_distribution_moves():
     still, moved = torch.zeros(9, VOCABULARY), torch.zeros(9, VOCABULARY)
     still[:, 5] = moved[:, 6] = 6.0
     logits = torch.stack([still, still, moved, moved, moved])
-    sizes = [len(c) for c in positions(filled(fixed_model(logits), [[1]], new_tokens=8, sampler="klass"))]
-    assert sizes == [1, 1, 1, 1, 4]  # ready two quiet moves after the change
+    sizes = [len(c) for c in positions(fill(fixed_model(logits), [[1]], new_tokens=8, sampler="klass"))]
+    assert sizes == [1, 1, 1, 1, 4]  # ready two stable steps after the change
 
 
-def test_drift_is_kl_of_now_from_the_step_before_the_largest_of_the_last():
-    """Positions come and go; one that was not there a step ago has moved infinitely far."""
-    drift = Drift(torch.zeros(2, 4, dtype=torch.long), history=2)
+def test_kl_history_returns_the_largest_of_the_last_kls():
+    """A position that was not a candidate in the previous step has an infinite KL."""
+    drift = KLHistory(torch.zeros(2, 4, dtype=torch.long), history=2)
     a, b, c = torch.randn(3, 3, 6).log_softmax(-1)
     sample, position = torch.tensor([0, 0, 1]), torch.tensor([1, 3, 0])
-    assert drift.since(a, sample, position).tolist() == [math.inf] * 3
-    assert drift.since(b, sample, position).tolist() == [math.inf] * 3  # one move, and two are looked at
+    assert drift.update(a, sample, position).tolist() == [math.inf] * 3
+    assert drift.update(b, sample, position).tolist() == [math.inf] * 3  # one move, and two are looked at
     p, q, r = (x.exp().tolist() for x in (a, b, c))
     want = [max(kl(q[i], p[i]), kl(r[i], q[i])) for i in (0, 2)]
-    got = drift.since(c[[0, 2]], sample[[0, 2]], position[[0, 2]]).tolist()
+    got = drift.update(c[[0, 2]], sample[[0, 2]], position[[0, 2]]).tolist()
     assert got == pytest.approx(want, rel=1e-5)
-    again = drift.since(c, sample, position).tolist()
+    again = drift.update(c, sample, position).tolist()
     assert again == pytest.approx([kl(r[0], q[0]), math.inf, kl(r[2], q[2])], rel=1e-5)
 
 
-def test_klass_is_quiet_about_tokens_that_lost_all_probability():
+def test_klass_ignores_tokens_without_probability():
     logits = torch.zeros(6, VOCABULARY)
     logits[:, 5], logits[:, 6] = 6.0, -torch.inf
-    sizes = [len(c) for c in positions(filled(fixed_model(logits), [[1]], new_tokens=5, sampler="klass"))]
+    sizes = [len(c) for c in positions(fill(fixed_model(logits), [[1]], new_tokens=5, sampler="klass"))]
     assert sizes == [1, 1, 3]
 
 
-def test_klass_by_dreams_time_fills_its_blocks():
-    steps = filled(random_model(0), [PROMPT], preset="dream", sampler="klass", new_tokens=8)
+def test_klass_with_the_time_schedule_fills_its_blocks():
+    steps = fill(random_model(0), [PROMPT], preset="dream", sampler="klass", new_tokens=8)
     assert not steps[-1].after.masked.any()
 
 
-# ---- what is judged
+# ---- proposals and confidences
 
 
-def drawn_from(p, temperature, top_p, top_k):
-    """Dream's filters: a token stays if the mass before it is at most top_p; then whoever is as likely as the k-th."""
+def filter_distribution(p, temperature, top_p, top_k):
+    """Dream's filters: keep a token if the mass before it is at most top_p, then all at least as likely as the k-th."""
     logits = [math.log(q) / (temperature or 1) for q in p]
     q = softmax(logits)
     if top_p is not None and top_p < 1:
-        mass, kept = 0.0, set()
+        mass, allowed = 0.0, set()
         for token in sorted(range(len(q)), key=lambda t: -q[t]):
             if mass <= top_p:
-                kept.add(token)
+                allowed.add(token)
             mass += q[token]
-        logits = [x if t in kept else -math.inf for t, x in enumerate(logits)]
+        logits = [x if t in allowed else -math.inf for t, x in enumerate(logits)]
     if top_k is not None:
         least = sorted(logits, reverse=True)[min(top_k, len(logits)) - 1]
         logits = [x if x >= least else -math.inf for x in logits]
@@ -560,16 +556,18 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("given", SETTINGS, ids=str)
-@pytest.mark.parametrize("judged", ["model", "drawn"])
-def test_the_distribution_that_is_judged_and_the_one_drawn_from(given, judged):
+@pytest.mark.parametrize("confidence_from", ["model", "drawn"])
+def test_proposals_return_the_distribution_of_confidence_from(given, confidence_from):
     logits = torch.randn(30, VOCABULARY) * 1.5
     keys, at = step_keys(0, ["s"] * 30, 0, "token"), torch.arange(30)
-    token, log_p = draw(logits, Sampling("confidence", judged=judged, **given), (), keys, at)
+    token, log_p = propose_tokens(
+        logits, Sampling("confidence", confidence_from=confidence_from, **given), (), keys, at
+    )
     for row in range(30):
         p = softmax(logits[row].tolist())
         temperature = given.get("temperature", 0.0)
-        q = drawn_from(p, temperature, given.get("top_p"), given.get("top_k"))
-        want = torch.tensor(p if judged == "model" else q)
+        q = filter_distribution(p, temperature, given.get("top_p"), given.get("top_k"))
+        want = torch.tensor(p if confidence_from == "model" else q)
         torch.testing.assert_close(log_p[row].exp(), want, rtol=1e-5, atol=1e-7)
         if temperature:
             noise = gumbel(keys[row], at[row] * 2**32 + torch.arange(VOCABULARY)).tolist()
@@ -581,69 +579,69 @@ def test_the_distribution_that_is_judged_and_the_one_drawn_from(given, judged):
 
 @pytest.mark.parametrize("sampler", SCORES)
 @pytest.mark.parametrize("given", SETTINGS, ids=str)
-def test_scores_are_read_from_what_is_judged(sampler, given):
+def test_scores_are_read_from_the_distribution_of_confidence_from(sampler, given):
     """At temperature 0 too: Dream filters before it reads a confidence."""
     given = {k: v for k, v in given.items() if k != "temperature"}
 
-    def rule(judged):
+    def rule(confidence_from):
         def scores(these, share, _):
-            q = {p: drawn_from(d, 0, given.get("top_p"), given.get("top_k")) for p, d in these.items()}
-            return best({p: SCORES[sampler]((q if judged == "drawn" else these)[p]) for p in these}, share)
+            q = {p: filter_distribution(d, 0, given.get("top_p"), given.get("top_k")) for p, d in these.items()}
+            return best({p: SCORES[sampler]((q if confidence_from == "drawn" else these)[p]) for p in these}, share)
 
         return scores
 
     for seed in SEEDS[:3]:
         forward = random_model(seed)
-        for judged in ("model", "drawn"):
-            got = filled(forward, [PROMPT], new_tokens=8, sampler=sampler, judged=judged, **given)
-            assert positions(got) == slowly(rule(judged), forward, 8)[0]
+        for confidence_from in ("model", "drawn"):
+            got = fill(forward, [PROMPT], new_tokens=8, sampler=sampler, confidence_from=confidence_from, **given)
+            assert positions(got) == run_reference(rule(confidence_from), forward, 8)[0]
 
 
-def test_a_draw_follows_softmax():
+def test_proposed_tokens_follow_softmax():
     logits = torch.tensor([1.0, 0.0, 2.0, -1.0, 0.5])
     draws = 5000
     for temperature, top_p, top_k in [(1.0, None, None), (0.5, None, None), (1.0, 0.6, None), (2.0, None, 3)]:
-        how = Sampling("confidence", temperature=temperature, top_p=top_p, top_k=top_k)
+        sampling = Sampling("confidence", temperature=temperature, top_p=top_p, top_k=top_k)
         keys = step_keys(1, [f"s{i}" for i in range(draws)], 0, "token")
-        token, _ = draw(logits.expand(draws, -1), how, (), keys, torch.zeros(draws, dtype=torch.long))
-        chances = drawn_from(softmax(logits.tolist()), temperature, top_p, top_k)
-        found = {t: int((token == t).sum()) for t in range(5) if (token == t).any()}
-        assert chi_square(found, {t: p for t, p in enumerate(chances) if p}, draws) < 18.5  # 99.9 %, 4 degrees
+        token, _ = propose_tokens(logits.expand(draws, -1), sampling, (), keys, torch.zeros(draws, dtype=torch.long))
+        chances = filter_distribution(softmax(logits.tolist()), temperature, top_p, top_k)
+        counts = {t: int((token == t).sum()) for t in range(5) if (token == t).any()}
+        assert chi_square(counts, {t: p for t, p in enumerate(chances) if p}, draws) < 18.5  # 99.9 %, 4 degrees
 
 
 def test_top_p_keeps_a_token_whose_mass_before_it_is_exactly_top_p():
     logits = torch.tensor([[0.25, 0.5, 0.125, 0.125]]).log()
-    kept = filtered(logits, 0.5, None).isfinite()
-    assert kept.tolist() == [[True, True, False, False]]
-    assert filtered(logits, 0.49, None).isfinite().tolist() == [[False, True, False, False]]
+    allowed = filter_logits(logits, 0.5, None).isfinite()
+    assert allowed.tolist() == [[True, True, False, False]]
+    assert filter_logits(logits, 0.49, None).isfinite().tolist() == [[False, True, False, False]]
 
 
 def test_top_k_keeps_all_that_tie_at_the_kth():
     logits = torch.tensor([[3.0, 1.0, 2.0, 2.0, 0.0]])
-    assert filtered(logits, None, 2).isfinite().tolist() == [[True, False, True, True, False]]
-    assert filtered(logits, None, 99).isfinite().all()
+    assert filter_logits(logits, None, 2).isfinite().tolist() == [[True, False, True, True, False]]
+    assert filter_logits(logits, None, 99).isfinite().all()
 
 
-def test_the_most_likely_token_always_stays():
+def test_filters_always_keep_the_most_likely_token():
     logits = torch.randn(50, 40)
-    kept = filtered(logits, 1e-6, 1)
-    assert kept.isfinite().sum(-1).eq(1).all()
-    assert torch.equal(kept.argmax(-1), logits.argmax(-1))
+    allowed = filter_logits(logits, 1e-6, 1)
+    assert allowed.isfinite().sum(-1).eq(1).all()
+    assert torch.equal(allowed.argmax(-1), logits.argmax(-1))
 
 
-def test_bf16_logits_are_judged_in_fp32():
+def test_bf16_logits_are_scored_in_fp32():
     logits = (torch.randn(40, 300) * 4).bfloat16()
     keys, at = step_keys(0, ["s"] * 40, 0, "token"), torch.arange(40)
     for given in SETTINGS:
-        how = Sampling("confidence", judged="drawn", **given)
-        low, high = (draw(x, how, (), keys, at) for x in (logits, logits.float()))
+        sampling = Sampling("confidence", confidence_from="drawn", **given)
+        low, high = (propose_tokens(x, sampling, (), keys, at) for x in (logits, logits.float()))
         assert torch.equal(low[0], high[0])
         assert torch.equal(low[1], high[1])
         assert low[1].dtype == torch.float32
 
 
-def test_every_rule_says_what_it_does_and_has_a_pace():
+def test_every_sampler_has_a_description_and_a_pace():
     for rule in SAMPLERS.values():
-        assert rule.says
-        assert rule.pace in ("schedule", "own", "fallback")
-        assert not set(rule.arguments) & set(rule.scored_by)
+        assert rule.description
+        assert rule.pace in ("schedule", "adaptive", "fallback")
+        assert not set(rule.select_arguments) & set(rule.score_arguments)

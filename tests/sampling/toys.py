@@ -1,4 +1,4 @@
-"""Models of a few lines, and decoding with them: logits that depend on a sample's tokens and on nothing else."""
+"""Toy models of a few lines, and decoding with them: logits depend only on a sample's tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MASK, VOCABULARY = 19, 20
 
 
 def random_model(seed: int, never_mask: bool = True):
-    """Every logit depends on all tokens of its sample, wherever the sample stands in the batch."""
+    """Every logit depends on all tokens of its sample, but not on the sample's place in the batch."""
     noise = torch.Generator().manual_seed(seed)
     table = torch.randn(64, VOCABULARY, VOCABULARY, generator=noise)
 
@@ -24,8 +24,8 @@ def random_model(seed: int, never_mask: bool = True):
         for b, (tokens, valid) in enumerate(zip(canvas.tokens, canvas.valid, strict=True)):
             own = tokens[valid]
             at = torch.arange(len(own))
-            whole = table[at, own].sum(0) / len(own) ** 0.5
-            logits[b, valid] = table[(at + 7) % 64, own] * 1.5 + whole + table[(at + 23) % 64, 0]
+            mixture = table[at, own].sum(0) / len(own) ** 0.5
+            logits[b, valid] = table[(at + 7) % 64, own] * 1.5 + mixture + table[(at + 23) % 64, 0]
         if never_mask:
             logits[..., MASK] = -100.0
         return logits[:, rows]
@@ -43,26 +43,26 @@ def fixed_model(logits: torch.Tensor):
     return forward
 
 
-def filled(forward, prompts, *, mask_id=MASK, suffix=(), regions=None, samples=None, **given) -> list[Step]:
-    """All steps of `denoise`; what is not an argument of it is a setting."""
-    own = {k: given.pop(k) for k in ("shift", "end_ids", "unguided", "forced") if k in given}
-    how = resolve_sampling("mdm", given.pop("preset", None), **given)
-    canvas = build_canvas(prompts, how.new_tokens, mask_id, suffix=suffix, regions=regions)
+def fill(forward, prompts, *, mask_id=MASK, suffix=(), regions=None, samples=None, **given) -> list[Step]:
+    """Run `denoise` to the end; other keywords are settings."""
+    own = {k: given.pop(k) for k in ("shift", "end_ids", "unguided", "target_ids") if k in given}
+    sampling = resolve_sampling("mdm", given.pop("preset", None), **given)
+    canvas = build_canvas(prompts, sampling.new_tokens, mask_id, suffix=suffix, regions=regions)
     own |= {"samples": samples, "suffix": len(suffix)}
-    return list(denoise(forward, canvas, how, mask_id=mask_id, **own))
+    return list(denoise(forward, canvas, sampling, mask_id=mask_id, **own))
 
 
 def positions(steps: list[Step], sample: int = 0) -> list[list[int]]:
-    """What each step committed in one sample."""
+    """The positions that each step commits in one sample."""
     return [step.commits.position[step.commits.sample == sample].tolist() for step in steps]
 
 
-def of_sample(commits: Commits, sample: int) -> Commits:
+def select_sample(commits: Commits, sample: int) -> Commits:
     mine = commits.sample == sample
     return Commits(*(getattr(commits, n)[mine] for n in ("sample", "position", "row", "token", "confidence")))
 
 
-def whole(forward, tokens: list[int], step: int = 0) -> list[list[float]]:
+def compute_logits(forward, tokens: list[int], step: int = 0) -> list[list[float]]:
     """The logits of every row of one canvas, as Python floats."""
     ids = torch.tensor([tokens])
     canvas = CanvasState(ids, torch.full_like(ids, int(State.PROMPT)), step=step)

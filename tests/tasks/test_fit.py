@@ -1,4 +1,4 @@
-"""Prompts that are too long lose shots and passages, whole; what is asked stays."""
+"""Prompts that are too long lose whole shots and passages; the question stays."""
 
 from __future__ import annotations
 
@@ -7,38 +7,38 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from floatscope.errors import UserError
-from floatscope.tasks.fit import fit
+from floatscope.tasks.fit import fit_sample
 from floatscope.tasks.sample import Passage, Sample
-from floatscope.tasks.template import template
+from floatscope.tasks.template import load_template
 
 SHOT = Sample("s", "Who keeps a cow?", ("Jon",))
 
 
-def asked(*gold):
-    told = (Passage("", f"Passage number {number} says little.", is_gold) for number, is_gold in enumerate(gold, 1))
-    return Sample("a", "Where does Mira live?", ("Velmora",), tuple(told))
+def make_sample(*gold):
+    entries = (Passage("", f"Passage number {number} says little.", is_gold) for number, is_gold in enumerate(gold, 1))
+    return Sample("a", "Where does Mira live?", ("Velmora",), tuple(entries))
 
 
 def words(sample, shots):
-    return len(template().prompt(sample, shots).text.split())
+    return len(load_template().prompt(sample, shots).text.split())
 
 
 def numbers(fitted):
     return [int(passage.text.split()[2]) for passage in fitted.sample.passages]
 
 
-def test_what_fits_is_left_alone_and_measured_once():
-    seen = []
-    sample, shots = asked(False, True), [SHOT]
-    fitted = fit(sample, shots, 100, lambda *given: seen.append(given) or 100)
+def test_a_prompt_that_fits_is_unchanged_and_measured_once():
+    calls = []
+    sample, shots = make_sample(False, True), [SHOT]
+    fitted = fit_sample(sample, shots, 100, lambda *given: calls.append(given) or 100)
     assert fitted.sample is sample
-    assert (fitted.shots, fitted.dropped, len(seen)) == (shots, 0, 1)
+    assert (fitted.shots, fitted.dropped, len(calls)) == (shots, 0, 1)
 
 
-def test_shots_go_first_then_passages_from_the_last_and_gold_ones_at_the_end():
-    sample, left = asked(True, False, True, False), []
+def test_shots_are_dropped_first_and_gold_passages_last():
+    sample, left = make_sample(True, False, True, False), []
     for drops in range(7):
-        fitted = fit(sample, [SHOT] * 2, 6 - drops, lambda sample, shots: len(shots) + len(sample.passages))
+        fitted = fit_sample(sample, [SHOT] * 2, 6 - drops, lambda sample, shots: len(shots) + len(sample.passages))
         left.append((len(fitted.shots), numbers(fitted)))
         assert fitted.dropped == drops
         assert (fitted.sample.question, fitted.sample.answers) == (sample.question, sample.answers)
@@ -56,24 +56,24 @@ def test_shots_go_first_then_passages_from_the_last_and_gold_ones_at_the_end():
 @pytest.mark.parametrize(
     ("sample", "shots", "without"),
     [
-        (asked(), [], ""),
-        (asked(True), [], " without shots and passages"),
-        (asked(), [SHOT], " without shots and passages"),
+        (make_sample(), [], ""),
+        (make_sample(True), [], " without shots and passages"),
+        (make_sample(), [SHOT], " without shots and passages"),
     ],
 )
-def test_a_question_that_does_not_fit_is_refused_by_name(sample, shots, without):
-    alone = words(asked(), [])
-    assert fit(sample, shots, alone, words).dropped == len(shots) + len(sample.passages)
+def test_a_question_that_does_not_fit_is_an_error_with_its_id(sample, shots, without):
+    alone = words(make_sample(), [])
+    assert fit_sample(sample, shots, alone, words).dropped == len(shots) + len(sample.passages)
     with pytest.raises(UserError) as error:
-        fit(sample, shots, alone - 1, words)
+        fit_sample(sample, shots, alone - 1, words)
     assert str(error.value) == (
         f"the prompt of sample 'a' has {alone} tokens{without}, and there is room for {alone - 1}: shorten the question"
-        " or the template, or ask for fewer new tokens"
+        " or the template, or request fewer new tokens"
     )
 
 
-def slow(sample, shots, room, length):
-    """(passages, shots) that are left, one drop at a time."""
+def drop_one_by_one(sample, shots, room, length):
+    """Return the (passages, shots) that remain after single drops."""
     passages, shots = list(sample.passages), list(shots)
     while length(Sample("a", sample.question, (), tuple(passages)), shots) > room:
         if shots:
@@ -87,32 +87,32 @@ def slow(sample, shots, room, length):
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=12), st.integers(0, 3), st.integers(0, 160))
-def test_halving_finds_what_dropping_one_by_one_finds(told, shots, room):
-    sample = Sample("a", "Who?", (), tuple(Passage("", "word " * size, gold) for size, gold in told))
+def test_bisection_matches_dropping_one_by_one(entries, shots, room):
+    sample = Sample("a", "Who?", (), tuple(Passage("", "word " * size, gold) for size, gold in entries))
     for name in ("default", "af-llada"):  # the latter may be longer when the last passage is gone
 
         def length(sample, shots, name=name):
-            return len(template(name).prompt(sample, shots).text.split())
+            return len(load_template(name).prompt(sample, shots).text.split())
 
-        expected = slow(sample, [SHOT] * shots, room, length)
+        expected = drop_one_by_one(sample, [SHOT] * shots, room, length)
         if expected is None:
             with pytest.raises(UserError, match="there is room for"):
-                fit(sample, [SHOT] * shots, room, length)
+                fit_sample(sample, [SHOT] * shots, room, length)
         else:
-            fitted = fit(sample, [SHOT] * shots, room, length)
+            fitted = fit_sample(sample, [SHOT] * shots, room, length)
             assert (list(fitted.sample.passages), fitted.shots) == expected
             assert length(fitted.sample, fitted.shots) <= room
-            assert fitted.dropped == len(told) - len(expected[0]) + shots - len(expected[1])
+            assert fitted.dropped == len(entries) - len(expected[0]) + shots - len(expected[1])
 
 
 def test_a_hundred_passages_are_measured_a_few_times():
-    seen = []
+    calls = []
 
     def length(sample, shots):
-        seen.append(len(sample.passages))
+        calls.append(len(sample.passages))
         return words(sample, shots)
 
-    fitted = fit(asked(*[number == 70 for number in range(100)]), [], 150, length)
+    fitted = fit_sample(make_sample(*[number == 70 for number in range(100)]), [], 150, length)
     assert 71 in numbers(fitted)
     assert words(fitted.sample, []) <= 150 < words(fitted.sample, []) + 7
-    assert len(seen) <= 8
+    assert len(calls) <= 8

@@ -1,4 +1,4 @@
-"""An index gives back what was added through kills, reopening and repetition, and takes any question."""
+"""The index: passages survive kills, reopening and repetition, and no question raises an error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from floatscope.errors import UserError
-from floatscope.tasks.index import ENGINE, SEGMENT, Added, Hit, Index, passage_id
+from floatscope.tasks.index import ENGINE, SEGMENT_FILES, AddCounts, Hit, Index, passage_id
 
 MIRA = ("m", "Mira", "Mira lives in Velmora, a town by the sea.")
 TOVE = ("t", "Tove Ås", "Tove was baking breads for the sailors.")
@@ -27,8 +27,8 @@ OLAF = (None, "", "Olaf has neither a title nor an id; he is a painter.")
 WORDS = [f"{a}{b}{c}" for a in "kmpt" for b in "aeiou" for c in "lnrs"]
 
 
-def made(count: int) -> list[tuple[str, str, str]]:
-    """Passages of drawn words, many of which score alike."""
+def make_passages(count: int) -> list[tuple[str, str, str]]:
+    """Return passages of random words, many of which have the same score."""
     draw = random.Random(0)
     return [(f"id-{i}", draw.choice(WORDS), " ".join(draw.choices(WORDS, k=12))) for i in range(count)]
 
@@ -36,14 +36,17 @@ def made(count: int) -> list[tuple[str, str, str]]:
 QUESTIONS = ["kal", "kal men", "tus pir mol?", "what is a kan or a ter", " ".join(WORDS[:20])]
 
 
-def told(index: Index, k: int = 20) -> list[list[tuple[str, str, str, float]]]:
-    """What the questions find; scores to six figures, since the engine adds in any order."""
-    found = index.search_many(QUESTIONS, k)
-    return [[(hit.id, hit.title, hit.text, pytest.approx(hit.score, rel=1e-5)) for hit in hits] for hits in found]
+def search_approximately(index: Index, k: int = 20) -> list[list[tuple[str, str, str, float]]]:
+    """Return the hits of all questions; scores are approximate, since the engine sums in any order."""
+    results = (index.search(question, k) for question in QUESTIONS)
+    return [[(hit.id, hit.title, hit.text, pytest.approx(hit.score, rel=1e-5)) for hit in hits] for hits in results]
 
 
-def plain(index: Index, k: int = 20) -> list[list[tuple[str, str, str, float]]]:
-    return [[(hit.id, hit.title, hit.text, hit.score) for hit in hits] for hits in index.search_many(QUESTIONS, k)]
+def search_exactly(index: Index, k: int = 20) -> list[list[tuple[str, str, str, float]]]:
+    return [
+        [(hit.id, hit.title, hit.text, hit.score) for hit in hits]
+        for hits in (index.search(question, k) for question in QUESTIONS)
+    ]
 
 
 @pytest.fixture
@@ -52,36 +55,36 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def asked(tmp_path_factory) -> Index:
-    index = Index.create(tmp_path_factory.mktemp("asked") / "index")
-    assert index.add([MIRA, TOVE, OLAF]) == Added(added=3)
+def shared_index(tmp_path_factory) -> Index:
+    index = Index.create(tmp_path_factory.mktemp("shared") / "index")
+    assert index.add([MIRA, TOVE, OLAF]) == AddCounts(added=3)
     return index
 
 
 @pytest.fixture
-def index(asked: Index, folder: Path) -> Index:
-    """A copy to write to: copying is faster than what lasts."""
-    return Index.open(shutil.copytree(asked.path, folder))
+def index(shared_index: Index, folder: Path) -> Index:
+    """A copy to write to; copying is faster than building."""
+    return Index.open(shutil.copytree(shared_index.path, folder))
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory) -> Index:
-    index = Index.create(tmp_path_factory.mktemp("unbroken") / "index")
-    index.add(made(2000))
+def complete(tmp_path_factory) -> Index:
+    index = Index.create(tmp_path_factory.mktemp("complete") / "index")
+    index.add(make_passages(2000))
     return index
 
 
-# What is added is found -----------------------------------------------------------------------------------------------
+# Adding and removing -----------------------------------------------------------------------------------------------
 
 
-def test_what_is_added_is_found_also_after_reopening(index, folder):
+def test_added_passages_are_found_after_reopening(index, folder):
     for opened in (index, Index.open(folder), Index.create(folder, exist_ok=True)):
         (hit,) = opened.search("Where does Mira live?")
         assert (hit.id, hit.title, hit.text) == MIRA
         assert hit.score > 0
         assert opened.get("t") == Hit(*TOVE, 0.0)
         assert opened.search("zzz") == []
-        assert opened.stat().passages == 3
+        assert opened.stats().passages == 3
 
 
 @pytest.mark.parametrize(
@@ -96,7 +99,7 @@ def test_what_is_added_is_found_also_after_reopening(index, folder):
         ("Painters!", passage_id("", OLAF[2])),
     ],
 )
-def test_words_are_found_by_their_stem_in_title_and_text(index, question, id):
+def test_words_match_by_stem_in_title_and_text(index, question, id):
     assert index.search(question)[0].id == id
 
 
@@ -110,93 +113,93 @@ def test_more_and_rarer_words_rank_higher(folder):
 
 
 def test_adding_twice_adds_nothing(index, folder):
-    before = plain(index)
+    before = search_exactly(index)
     files = sorted(os.listdir(folder / ENGINE))
-    assert index.add([MIRA, TOVE, OLAF]) == Added(unchanged=3)
-    assert Index.open(folder).add([OLAF, ("new", "", "Something else.")]) == Added(added=1, unchanged=1)
-    assert plain(index) == before
+    assert index.add([MIRA, TOVE, OLAF]) == AddCounts(unchanged=3)
+    assert Index.open(folder).add([OLAF, ("new", "", "Something else.")]) == AddCounts(added=1, unchanged=1)
+    assert search_exactly(index) == before
     assert set(files) <= set(os.listdir(folder / ENGINE))
 
 
-def test_the_same_id_replaces(index, folder):
-    assert index.add([("m", "Mira", "Mira has moved to Tarn."), TOVE]) == Added(replaced=1, unchanged=1)
+def test_the_same_id_replaces_a_passage(index, folder):
+    assert index.add([("m", "Mira", "Mira has moved to Tarn."), TOVE]) == AddCounts(replaced=1, unchanged=1)
     assert index.search("Velmora") == []
     assert [hit.text for hit in Index.open(folder).search("Mira")] == ["Mira has moved to Tarn."]
-    assert index.add([("m", "Mirabel", "Mira has moved to Tarn.")]) == Added(replaced=1)  # the title counts too
-    assert index.stat().passages == 3
+    assert index.add([("m", "Mirabel", "Mira has moved to Tarn.")]) == AddCounts(replaced=1)  # the title counts too
+    assert index.stats().passages == 3
 
 
-@pytest.mark.parametrize("batch", [1, 2, 100])
-def test_the_last_of_one_id_stays_wherever_batches_end(folder, batch):
+@pytest.mark.parametrize("batch_size", [1, 2, 100])
+def test_the_last_passage_of_an_id_wins(folder, batch_size):
     index = Index.create(folder)
     given = [("a", "", "first"), ("a", "", "first"), ("b", "", "other"), ("a", "", "second"), ("a", "", "third")]
-    assert index.add(given, batch=batch) == Added(added=2, replaced=2, unchanged=1)
-    assert index.stat().passages == 2
+    assert index.add(given, batch_size=batch_size) == AddCounts(added=2, replaced=2, unchanged=1)
+    assert index.stats().passages == 2
     assert index.get("a").text == "third"
 
 
-def test_what_is_removed_is_gone(index, folder):
+def test_removed_passages_are_not_found(index, folder):
     assert index.remove(["m", "m", "nobody", "x" * 100_000, "\ud800"]) == 1
     for opened in (index, Index.open(folder)):
         assert opened.search("Mira Velmora") == []
         assert opened.get("m") is None
-        assert opened.stat().passages == 2
+        assert opened.stats().passages == 2
     assert index.remove(["m"]) == 0
-    assert index.add([MIRA]) == Added(added=1)
+    assert index.add([MIRA]) == AddCounts(added=1)
     assert index.search("Velmora")[0].id == "m"
 
 
-def test_an_index_may_be_emptied_and_filled_again(index):
+def test_an_index_can_be_emptied_and_filled_again(index):
     assert index.remove(["m", "t", passage_id("", OLAF[2])]) == 3
     assert index.search("Mira") == []
-    assert index.add([MIRA]) == Added(added=1)
+    assert index.add([MIRA]) == AddCounts(added=1)
 
 
-def test_odd_ids_and_texts_come_back_as_they_were(folder):
+def test_unusual_ids_and_texts_are_stored_exactly(folder):
     odd = [("a b", "\n", "x\ty\0z"), ("ä/‮\n", "“:(", "word" * 40), ("AND", "[", "a " * 5000), ("x" * 1000, "", "…")]
     index = Index.create(folder)
-    assert index.add(odd) == Added(added=4)
-    assert [index.get(id) for id, _, _ in odd] == [Hit(*each, 0.0) for each in odd]
-    assert index.add(odd) == Added(unchanged=4)
+    assert index.add(odd) == AddCounts(added=4)
+    assert [index.get(id) for id, _, _ in odd] == [Hit(*entry, 0.0) for entry in odd]
+    assert index.add(odd) == AddCounts(unchanged=4)
     assert index.remove([id for id, _, _ in odd]) == 4
 
 
 @pytest.mark.parametrize(
-    ("entry", "said"),
+    ("entry", "message"),
     [
-        (("a", "t", " \n"), '"text" must be a text, and not an empty one'),
-        ((" ", "t", "x"), '"id" must be a text of 1 to 1000 characters, or left out'),
-        (("a" * 1001, "t", "x"), '"id" must be a text of 1 to 1000 characters, or left out'),
-        (("a", "t", "\ud800"), "it holds half a character"),
-        (("a", "\udfff", "x"), "it holds half a character"),
+        (("a", "t", " \n"), '"text" must be a text that is not empty'),
+        ((" ", "t", "x"), '"id" must be a text of 1 to 1000 characters, or be left out'),
+        (("a" * 1001, "t", "x"), '"id" must be a text of 1 to 1000 characters, or be left out'),
+        (("a", "t", "\ud800"), "it contains half a character"),
+        (("a", "\udfff", "x"), "it contains half a character"),
     ],
 )
-def test_a_passage_that_cannot_be_kept_is_refused(index, entry, said):
-    with pytest.raises(UserError, match=said):
+def test_invalid_passages_are_errors(index, entry, message):
+    with pytest.raises(UserError, match=message):
         index.add([entry])
-    assert index.stat().passages == 3
+    assert index.stats().passages == 3
 
 
-def test_a_mistake_midway_keeps_the_committed_batches_and_frees_the_index(folder):
+def test_an_error_keeps_committed_batches_and_releases_the_lock(folder):
     index = Index.create(folder)
-    with pytest.raises(UserError) as kept:  # its traceback holds the writer's frame
-        index.add([("a", "", "one"), ("b", "", "two"), ("c", "", "three"), ("d", "", "")], batch=2)
-    assert kept.value.__traceback__ is not None
-    assert index.stat().passages == 2
-    assert index.add([("c", "", "three")]) == Added(added=1)
+    with pytest.raises(UserError) as committed:  # its traceback keeps the frame of the writer alive
+        index.add([("a", "", "one"), ("b", "", "two"), ("c", "", "three"), ("d", "", "")], batch_size=2)
+    assert committed.value.__traceback__ is not None
+    assert index.stats().passages == 2
+    assert index.add([("c", "", "three")]) == AddCounts(added=1)
 
 
-def test_counts_are_told_after_each_commit(folder):
-    heard: list[Added] = []
-    Index.create(folder).add(made(25), batch=10, told=heard.append)
-    assert [counts.added for counts in heard] == [10, 20, 25]
+def test_progress_is_reported_after_each_commit(folder):
+    progress: list[AddCounts] = []
+    Index.create(folder).add(make_passages(25), batch_size=10, on_progress=progress.append)
+    assert [counts.added for counts in progress] == [10, 20, 25]
 
 
-def test_a_reader_keeps_what_it_opened(index, folder):
+def test_a_reader_sees_the_state_it_opened(index, folder):
     reader = Index.open(folder)
     index.remove(["m"])
     assert reader.search("Mira")[0].id == "m"
-    assert reader.add([("n", "", "Nina")]) == Added(added=1)  # who writes sees all
+    assert reader.add([("n", "", "Nina")]) == AddCounts(added=1)  # a writer sees everything
     assert reader.search("Mira") == []
 
 
@@ -204,11 +207,11 @@ def test_a_reader_keeps_what_it_opened(index, folder):
 
 
 def digest(index: Index) -> str:
-    assert index.stat().passages == len(index)
-    return index.stat().digest
+    assert index.stats().passages == len(index)
+    return index.stats().digest
 
 
-def test_the_digest_is_of_the_passages_and_not_of_their_history(index, folder, tmp_path):
+def test_the_digest_does_not_depend_on_history(index, folder, tmp_path):
     full = digest(index)
     assert digest(Index.open(folder)) == full
     other = Index.create(tmp_path / "other")
@@ -231,61 +234,82 @@ def test_any_change_changes_the_digest(folder):
         [("a", "b", "c"), ("d", "b", "c")],
         [("a", "b", "c"), ("e", "b", "c")],
     ]
-    seen = set()
+    digests = set()
     for number, passages in enumerate(contents):
         index = Index.create(folder / str(number))
         index.add(passages)
-        seen.add(digest(index))
-    assert len(seen) == len(contents)
+        digests.add(digest(index))
+    assert len(digests) == len(contents)
 
 
-@given(order=st.permutations(range(6)), batch=st.integers(1, 6), gone=st.sets(st.integers(0, 5)))
+@given(order=st.permutations(range(6)), batch_size=st.integers(1, 6), removed=st.sets(st.integers(0, 5)))
 @settings(max_examples=20)
-def test_no_order_of_adding_and_removing_changes_the_digest(order, batch, gone, tmp_path_factory):
-    passages, first, second = made(6), *(Index.create(tmp_path_factory.mktemp("d") / "i") for _ in range(2))
-    first.add([passages[i] for i in order], batch=batch)
-    first.remove([f"id-{i}" for i in gone])
-    second.add([passage for i, passage in enumerate(passages) if i not in gone])
+def test_the_digest_does_not_depend_on_order(order, batch_size, removed, tmp_path_factory):
+    passages, first, second = make_passages(6), *(Index.create(tmp_path_factory.mktemp("d") / "i") for _ in range(2))
+    first.add([passages[i] for i in order], batch_size=batch_size)
+    first.remove([f"id-{i}" for i in removed])
+    second.add([passage for i, passage in enumerate(passages) if i not in removed])
     assert digest(first) == digest(second)
 
 
-def test_a_killed_and_completed_add_has_the_digest_of_an_unbroken_one(folder, unbroken):
+def test_an_interrupted_and_completed_add_has_the_same_digest(folder, complete):
     index = Index.create(folder)
     with pytest.raises(UserError):
-        index.add([*made(2000)[:700], ("bad", "", "")], batch=300)
+        index.add([*make_passages(2000)[:700], ("bad", "", "")], batch_size=300)
     assert len(index) == 600
-    index.add(made(2000))
-    assert digest(index) == digest(unbroken)
+    index.add(make_passages(2000))
+    assert digest(index) == digest(complete)
 
 
 # Order ----------------------------------------------------------------------------------------------------------------
 
 
-def test_batches_do_not_change_what_is_found(folder, unbroken):
-    index, passages = Index.create(folder), made(2000)
+def test_batches_do_not_change_the_hits(folder, complete):
+    index, passages = Index.create(folder), make_passages(2000)
     random.Random(1).shuffle(passages)
-    index.add(passages, batch=300)
+    index.add(passages, batch_size=300)
     for k in (1, 5, 20, 3000):
-        assert plain(index, k) == told(unbroken, k)
+        assert search_exactly(index, k) == search_approximately(complete, k)
 
 
-def test_of_equal_passages_the_ids_decide_alone(folder):
+def test_ids_order_passages_of_equal_score(folder):
     orders = []
-    for turn in (1, -1):
-        index = Index.create(folder / str(turn))
-        index.add([(f"{i}", "", "all the same") for i in range(200)][::turn], batch=60)
-        found = [hit.id for hit in index.search("same", 200)]
-        assert sorted(found, key=int) == [str(i) for i in range(200)]
+    for direction in (1, -1):
+        index = Index.create(folder / str(direction))
+        index.add([(f"{i}", "", "all the same") for i in range(200)][::direction], batch_size=60)
+        ids = [hit.id for hit in index.search("same", 200)]
+        assert sorted(ids, key=int) == [str(i) for i in range(200)]
         for k in (1, 7, 150):
-            assert [hit.id for hit in index.search("same", k)] == found[:k]
-        orders.append(found)
+            assert [hit.id for hit in index.search("same", k)] == ids[:k]
+        orders.append(ids)
     assert orders[0] == orders[1]
 
 
 # Any question ---------------------------------------------------------------------------------------------------------
 
-NASTY = ['"', ":", "text:", "(", ")", "[", "]", "{", "}", "^2", "~", "*", "?", "\\", "/", "AND", "OR", "NOT", "+", "-"]
-NASTY += [
+HARD_PIECES = [
+    '"',
+    ":",
+    "text:",
+    "(",
+    ")",
+    "[",
+    "]",
+    "{",
+    "}",
+    "^2",
+    "~",
+    "*",
+    "?",
+    "\\",
+    "/",
+    "AND",
+    "OR",
+    "NOT",
+    "+",
+    "-",
+]
+HARD_PIECES += [
     "IN [",
     "a TO z",
     "id:m",
@@ -304,38 +328,38 @@ NASTY += [
 ]
 
 
-PIECES = st.one_of(st.sampled_from(NASTY), st.text(st.characters(), max_size=8))
+PIECES = st.one_of(st.sampled_from(HARD_PIECES), st.text(st.characters(), max_size=8))
 
 
 @given(question=st.lists(PIECES, max_size=12).map(" ".join))
-def test_no_question_raises(question, asked):
-    hits = asked.search(question, 2)
+def test_no_question_raises(question, shared_index):
+    hits = shared_index.search(question, 2)
     assert len(hits) <= 2
     if "Mira" in question.split():
         assert "m" in [hit.id for hit in hits]
 
 
 @pytest.mark.parametrize("question", ["", "   ", "?!", "😀😀", "\ud800", "—"])
-def test_a_question_without_words_finds_nothing(asked, question):
-    assert asked.search(question) == []
+def test_a_question_without_words_finds_nothing(shared_index, question):
+    assert shared_index.search(question) == []
 
 
-def test_stop_words_count_only_alone(asked):
-    assert {hit.id for hit in asked.search("is the a")} >= {"m", "t"}
-    assert [hit.id for hit in asked.search("is the Velmora a")] == ["m"]
+def test_stop_words_count_only_without_other_words(shared_index):
+    assert {hit.id for hit in shared_index.search("is the a")} >= {"m", "t"}
+    assert [hit.id for hit in shared_index.search("is the Velmora a")] == ["m"]
 
 
 @pytest.mark.parametrize("question", ["x" * 10_000, "Mira " * 2000, "(" * 10_000, " ".join(map(str, range(2500)))])
-def test_long_questions_are_answered(asked, unbroken, question):
-    assert len(asked.search(question)) == ("Mira" in question)
-    unbroken.search(question)
+def test_long_questions_are_answered(shared_index, complete, question):
+    assert len(shared_index.search(question)) == ("Mira" in question)
+    complete.search(question)
 
 
-def test_k_is_checked_and_may_exceed_what_is_there(asked):
-    assert len(asked.search("Mira Tove Olaf", 10**12)) == 3
+def test_k_is_checked_and_may_exceed_the_passages(shared_index):
+    assert len(shared_index.search("Mira Tove Olaf", 10**12)) == 3
     for k in (0, -1):
         with pytest.raises(UserError, match=f"k must be at least 1, got {k}"):
-            asked.search("Mira", k)
+            shared_index.search("Mira", k)
 
 
 # Killed ---------------------------------------------------------------------------------------------------------------
@@ -347,58 +371,58 @@ folder, passages, pause = sys.argv[1], json.load(open(sys.argv[2])), float(sys.a
 def slowly():
     for number, passage in enumerate(passages):
         if number == 500:
-            print("begun", flush=True)
+            print("started", flush=True)
         if number > 500 and number % 100 == 50:
             time.sleep(pause)
         yield tuple(passage)
-Index.open(folder).add(slowly(), batch=100)
+Index.open(folder).add(slowly(), batch_size=100)
 """
 
 
 @contextmanager
-def writing(folder: Path, tmp_path: Path, pause: float) -> Iterator[subprocess.Popen[str]]:
-    """Another process that has committed 500 passages and goes on until the block is left."""
-    (tmp_path / "passages.json").write_text(json.dumps(made(2000)))
-    words = [sys.executable, "-c", WRITER, str(folder), str(tmp_path / "passages.json"), str(pause)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as child:
+def start_writer(folder: Path, tmp_path: Path, pause: float) -> Iterator[subprocess.Popen[str]]:
+    """Start a process that has committed 500 passages and continues until the block ends."""
+    (tmp_path / "passages.json").write_text(json.dumps(make_passages(2000)))
+    command = [sys.executable, "-c", WRITER, str(folder), str(tmp_path / "passages.json"), str(pause)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         try:
-            assert child.stdout.readline() == "begun\n"
+            assert child.stdout.readline() == "started\n"
             yield child
         finally:
             child.kill()
 
 
 @pytest.mark.parametrize("after", [0.0, 0.03, 0.11])
-def test_a_killed_add_keeps_its_batches_and_the_same_add_completes_it(folder, tmp_path, unbroken, after):
+def test_a_killed_add_keeps_its_batches_and_can_be_completed(folder, tmp_path, complete, after):
     Index.create(folder)
-    with writing(folder, tmp_path, 0.01) as child:
+    with start_writer(folder, tmp_path, 0.01) as child:
         time.sleep(after)
         child.kill()
         assert child.wait() == -signal.SIGKILL
     index = Index.open(folder)
     index.check()
-    kept = index.stat().passages
-    assert kept % 100 == 0
-    assert 500 <= kept < 2000
-    for id, title, text in made(kept):
+    committed = index.stats().passages
+    assert committed % 100 == 0
+    assert 500 <= committed < 2000
+    for id, title, text in make_passages(committed):
         assert index.get(id) == Hit(id, title, text, 0.0)
-    assert index.get(f"id-{kept}") is None
-    assert index.search(made(1)[0][2], 3)
-    assert index.add(made(2000)) == Added(added=2000 - kept, unchanged=kept)
-    assert plain(index) == told(unbroken)
+    assert index.get(f"id-{committed}") is None
+    assert index.search(make_passages(1)[0][2], 3)
+    assert index.add(make_passages(2000)) == AddCounts(added=2000 - committed, unchanged=committed)
+    assert search_exactly(index) == search_approximately(complete)
     index.check()
 
 
-def test_a_second_writer_is_refused_and_a_dead_one_is_not_waited_for(folder, tmp_path):
+def test_a_second_writer_is_an_error_and_a_dead_one_does_not_block(folder, tmp_path):
     index = Index.create(folder)
-    with writing(folder, tmp_path, 30.0) as child:
+    with start_writer(folder, tmp_path, 30.0) as child:
         for write in (lambda: index.add([MIRA]), lambda: index.remove(["id-1"])):
-            with pytest.raises(UserError) as refused:
+            with pytest.raises(UserError) as caught:
                 write()
-            said = f"{folder} is being written by process {child.pid}: wait for it, or stop it"
-            assert str(refused.value) == said
-        assert Index.open(folder).search("kal")  # reading goes on
-    assert index.add([MIRA]) == Added(added=1)
+            message = f"{folder} is being written by process {child.pid}: wait for it, or stop it"
+            assert str(caught.value) == message
+        assert Index.open(folder).search("kal")  # reading continues
+    assert index.add([MIRA]) == AddCounts(added=1)
 
 
 def test_the_same_process_is_a_second_writer_too(index, folder):
@@ -407,54 +431,55 @@ def test_the_same_process_is_a_second_writer_too(index, folder):
             Index.open(folder).add([TOVE])
         yield ("x", "", "Something.")
 
-    assert index.add(passages()) == Added(added=1)
+    assert index.add(passages()) == AddCounts(added=1)
 
 
-def test_an_index_killed_at_birth_is_begun_anew(folder):
+def test_an_interrupted_creation_can_be_repeated(folder):
     Index.create(folder)
     (folder / "meta.json").rename(folder / "meta.json.part")
-    with pytest.raises(UserError, match="is no index"):
+    with pytest.raises(UserError, match="is not an index"):
         Index.open(folder)
-    assert Index.create(folder).add([MIRA]) == Added(added=1)
+    assert Index.create(folder).add([MIRA]) == AddCounts(added=1)
 
 
-# What is no index, or no whole one ------------------------------------------------------------------------------------
+# Folders that are not an index, or a damaged one ---------------------------------------------------------------------
 
 
-def test_what_is_no_index_is_said_so(folder, tmp_path):
+def test_other_folders_are_not_an_index(folder, tmp_path):
     (tmp_path / "file").write_text("")
     for path in (folder, tmp_path, tmp_path / "file"):
-        with pytest.raises(UserError) as refused:
+        with pytest.raises(UserError) as caught:
             Index.open(path)
-        assert str(refused.value) == f"{path} is no index: it has no meta.json; floatscope index add makes one"
+        assert str(caught.value) == f"{path} is not an index: it has no meta.json; create one with floatscope index add"
     for path in (tmp_path, tmp_path / "file"):
-        with pytest.raises(UserError, match=r"exists and is no index \(it has no meta.json\): give another path"):
+        with pytest.raises(UserError, match=r"exists and is not an index \(it has no meta.json\): give another path"):
             Index.create(path)
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_passages_that_lost_their_meta_are_not_written_over(index, folder):
+def test_passages_without_meta_are_not_overwritten(index, folder):
     (folder / "meta.json").unlink()
-    with pytest.raises(UserError, match="exists and is no index"):
+    with pytest.raises(UserError, match="exists and is not an index"):
         Index.create(folder, exist_ok=True)
     assert list((folder / ENGINE).glob("*.store"))
 
 
 def test_an_index_is_not_created_twice(index, folder):
-    with pytest.raises(UserError, match="already holds an index: open it, or give another path"):
+    with pytest.raises(UserError, match="already contains an index: open it, or give another path"):
         Index.create(folder)
 
 
 @pytest.mark.parametrize(
-    ("format", "age", "remedy"), [(3, "a newer", "update floatscope, or make"), (1, "an older", "make")]
+    ("format", "age", "remedy"), [(3, "a newer", "update floatscope, or build"), (1, "an older", "build")]
 )
-def test_another_format_is_refused(index, folder, format, age, remedy):
+def test_another_format_is_an_error(index, folder, format, age, remedy):
     meta = json.loads((folder / "meta.json").read_text())
     (folder / "meta.json").write_text(json.dumps({"format": format}))
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError) as caught:
         Index.open(folder)
-    assert str(refused.value) == (
-        f"{folder} was written by {age} floatscope (index format {format}, and this one has 2): {remedy} the index anew"
+    assert str(caught.value) == (
+        f"{folder} was written by {age} floatscope (index format {format}, this version reads 2):"
+        f" {remedy} the index again"
     )
     (folder / "meta.json").write_text(json.dumps(meta))
     assert Index.open(folder).search("Mira")
@@ -463,43 +488,43 @@ def test_another_format_is_refused(index, folder, format, age, remedy):
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"format": 2}', '{"format": "2"}'])
 def test_a_damaged_meta_is_named(index, folder, content):
     (folder / "meta.json").write_text(content)
-    with pytest.raises(UserError, match=r"meta.json is damaged, or not floatscope's"):
+    with pytest.raises(UserError, match=r"meta.json is damaged or was not written by floatscope"):
         Index.open(folder)
 
 
-@pytest.mark.parametrize("part", SEGMENT)
-@pytest.mark.parametrize("how", ["missing", "cut short", "damaged"])
-def test_a_damaged_file_is_named(index, folder, part, how):
+@pytest.mark.parametrize("part", SEGMENT_FILES)
+@pytest.mark.parametrize("state", ["missing", "cut short", "damaged"])
+def test_a_damaged_file_is_named(index, folder, part, state):
     index.check()
     file = next((folder / ENGINE).glob(f"*.{part}"))
     content = bytearray(file.read_bytes())
     file.unlink()
-    if how == "cut short":
+    if state == "cut short":
         file.write_bytes(content[: len(content) // 2])
-    elif how == "damaged":
+    elif state == "damaged":
         content[0] ^= 255
         file.write_bytes(content)
 
     def use() -> None:
         opened = Index.open(folder)
         opened.search("Mira")
-        opened.check()  # a flipped bit may pass unseen till here
+        opened.check()  # only this is certain to find a flipped bit
 
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError) as caught:
         use()
-    said = f"{folder} is damaged: {ENGINE}/{file.name} is {how}; restore it from a copy, or make it anew"
-    assert str(refused.value) == said
+    message = f"{folder} is damaged: {ENGINE}/{file.name} is {state}; restore it from a copy, or build it again"
+    assert str(caught.value) == message
 
 
 @pytest.mark.parametrize("name", ["meta.json", ".managed.json"])
-def test_a_damaged_list_of_files_is_named(index, folder, name):
+def test_a_damaged_file_list_is_named(index, folder, name):
     (folder / ENGINE / name).write_text("{")
-    with pytest.raises(UserError, match=f"is damaged: {ENGINE}/{name} is no JSON"):
+    with pytest.raises(UserError, match=f"is damaged: {ENGINE}/{name} is not JSON"):
         Index.open(folder)
 
 
-def test_removals_are_checked_too(unbroken, folder):
-    index = Index.open(shutil.copytree(unbroken.path, folder))
+def test_removals_are_checked_too(complete, folder):
+    index = Index.open(shutil.copytree(complete.path, folder))
     index.remove(["id-7"])
     index.check()
     next((folder / ENGINE).glob("*.del")).unlink()
@@ -507,10 +532,10 @@ def test_removals_are_checked_too(unbroken, folder):
         Index.open(folder)
 
 
-def test_copies_are_indexes(index, folder, tmp_path):
+def test_a_copied_folder_is_an_index(index, folder, tmp_path):
     shutil.copytree(folder, tmp_path / "copy")
     shutil.rmtree(folder)
     copy = Index.open(tmp_path / "copy")
     copy.check()
     assert copy.search("Velmora")[0].id == "m"
-    assert copy.add([MIRA, ("n", "", "Nina")]) == Added(added=1, unchanged=1)
+    assert copy.add([MIRA, ("n", "", "Nina")]) == AddCounts(added=1, unchanged=1)

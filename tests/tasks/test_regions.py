@@ -1,194 +1,201 @@
-"""The tokens of a region, found by trained tokenizers of the three kinds, and again by walking along the text."""
+"""Regions of a prompt: their characters and their tokens."""
 
 from __future__ import annotations
 
-import unicodedata
-from collections import Counter
-from dataclasses import replace
+import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import PreTrainedTokenizerFast
 
-from floatscope.models.text import ModelTokenizer
-from floatscope.tasks.prompt import prompt_of, tokens_of
+from floatscope.tasks.regions import Prompt, find_region_tokens
 from floatscope.tasks.sample import Passage, Sample
+from floatscope.tasks.template import Template, load_template
 
-ŁÓDŹ = "Zażółć gęślą jaźń w Łodzi 🎉🎉, naïve café"
-SHIRO = "松本城は長野県にある。 Die Burg heißt Крепость 𝄞"
-TOLD = (
-    Passage("", ŁÓDŹ, True, ((ŁÓDŹ.index("Łodzi"), ŁÓDŹ.index("Łodzi") + 5),)),
-    Passage("", SHIRO, True, ((4, 7), (SHIRO.index("Крепость"), SHIRO.index("Крепость") + 8))),
-    Passage("", "Nobody knows."),
-)
-ASKED = Sample("a", "Où est la 城 de “Łódź”, жители?", ("Łodzi",), TOLD)
-LETTERS = sorted(set(prompt_of(ASKED).text + "0123456789") - {"\n"})
-ANY = st.text(st.sampled_from([*LETTERS, " ", "\n"]), min_size=1, max_size=20)
+MIRA = Passage("Mira", "Mira lives in Velmora.", True, ((14, 21),))
+JON = Passage("Jon", "Jon keeps a cow.")
+SAMPLE = Sample("a", "Where does Mira live?", ("Velmora",), (JON, MIRA))
 
 
-def byte_level(trim=True):
-    """As GPT-2's, Llama 3's, LLaDA's and Qwen's."""
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.post_processor, made.decoder = processors.ByteLevel(trim_offsets=trim), decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    return trained(made, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False))
+def region_texts(prompt, region):
+    return [prompt.text[a:b] for a, b in prompt.spans[region]]
 
 
-def llama():
-    """SentencePiece BPE with a token for every byte, as Llama's and Mistral's."""
-    made = Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
-    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    special = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=special, show_progress=False)
-    found = trained(made, trainer, replace(ASKED, question="Who?", passages=TOLD[::2]))
-    assert "松" not in found.get_vocab()  # it is spelled in bytes
-    return found
-
-
-def unigram():
-    """SentencePiece with a unigram model, as T5's."""
-    made = Tokenizer(models.Unigram())
-    made.pre_tokenizer = pre_tokenizers.Metaspace()
-    alphabet = [*LETTERS, "\n", "▁"]
-    return trained(
-        made,
-        trainers.UnigramTrainer(
-            vocab_size=300, initial_alphabet=alphabet, unk_token="<unk>", special_tokens=["<unk>"], show_progress=False
-        ),
+def test_passages_come_before_the_question():
+    prompt = load_template().prompt(SAMPLE)
+    assert prompt.text == (
+        "Document 1: Jon keeps a cow.\nDocument 2: Mira lives in Velmora.\nQuestion: Where does Mira live?\nAnswer:"
     )
+    assert region_texts(prompt, "document 1") == [JON.text]
+    assert region_texts(prompt, "document 2") == region_texts(prompt, "gold") == [MIRA.text]
+    assert region_texts(prompt, "evidence") == ["Velmora"]
+    assert region_texts(prompt, "question") == [SAMPLE.question]
+    assert "|".join(region_texts(prompt, "template")) == "Document 1: |\n|Document 2: |\n|Question: |\n|Answer:"
 
 
-def wordpiece():
-    """As BERT's, without case and accents."""
-    made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    made.normalizer, made.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
-    alphabet = sorted({c for letter in LETTERS for c in bare(letter)})
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=600, initial_alphabet=alphabet, special_tokens=["[UNK]"], show_progress=False
+def test_the_question_may_come_first():
+    prompt = load_template("question-first").prompt(SAMPLE)
+    assert prompt.text == (
+        "Question: Where does Mira live?\nDocument 1: Jon keeps a cow.\nDocument 2: Mira lives in Velmora.\nAnswer:"
     )
-    found = trained(made, trainer)
-    lacking = [f"##{letter}" for letter in alphabet if f"##{letter}" not in found.get_vocab()]
-    told = found.get_vocab()
-    grown = {**told, **{token: len(told) + i for i, token in enumerate(lacking)}}
-    found.backend_tokenizer.model = models.WordPiece(grown, unk_token="[UNK]")
-    return found
+    assert region_texts(prompt, "evidence") == ["Velmora"]
+    assert region_texts(prompt, "question") == [SAMPLE.question]
 
 
-def trained(tokenizer, trainer, read=ASKED):
-    tokenizer.train_from_iterator(prompt_of(read).text.splitlines(keepends=True) * 4, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+def test_a_prompt_without_passages_has_only_the_question():
+    prompt = load_template().prompt(Sample("a", "Who?", ()))
+    assert prompt.text == "Question: Who?\nAnswer:"
+    assert set(prompt.spans) == {"question", "template"}
 
 
-def bare(letter):
-    """Without case and accents."""
-    return "".join(c for c in unicodedata.normalize("NFD", letter.lower()) if unicodedata.category(c) != "Mn")
+def test_every_character_is_passage_question_or_template():
+    for first in (False, True):
+        prompt = load_template("question-first" if first else "default").prompt(SAMPLE)
+        spans = [s for name, tokens in prompt.spans.items() if name not in ("gold", "evidence") for s in tokens]
+        covered = sorted(i for a, b in spans for i in range(a, b))
+        assert covered == list(range(len(prompt.text)))
 
 
-def by_bytes(text, tokens):
-    """A letter of a byte-level token is a byte."""
-    owners, at = [i for i, letter in enumerate(text) for _ in letter.encode()], 0
-    for token in tokens:
-        yield owners[at : at + len(token)]
-        at += len(token)
-    assert at == len(owners)
+def test_a_plain_text_is_one_region():
+    assert Prompt.from_text("What floats?").spans == {"prompt": [(0, 12)]}
+    assert find_region_tokens(Prompt.from_text("What floats?"), [(0, 4), (5, 11), (11, 12)]) == {"prompt": [0, 1, 2]}
 
 
-def by_pieces(text, tokens):
-    """▁ is a space, the first one nobody wrote; <0xE6> is a byte."""
-    owners, at = [i for i, letter in enumerate(text) for _ in letter.encode()], 0
-    for number, token in enumerate(tokens):
-        spelled = 1 if token.startswith("<0x") else len(token.replace("▁", " ").encode()) - (number == 0)
-        if token == "▁" and number == 0:
-            yield None
-            continue
-        yield owners[at : at + spelled]
-        at += spelled
-    assert at == len(owners)
+def test_tokens_of_a_chat_template_are_template():
+    offsets = [None, (-6, -2), (-2, 0), (0, 4), (3, 14), (12, 13), None]
+    assert find_region_tokens(Prompt.from_text("What floats?"), offsets) == {
+        "template": [0, 1, 2, 5, 6],
+        "prompt": [3, 4],
+    }
 
 
-def by_words(text, tokens):
-    """Letters without their accents, one after the other; space is nobody's."""
-    letters = [(i, c) for i, letter in enumerate(text) if not letter.isspace() for c in bare(letter)]
-    at = 0
-    for token in tokens:
-        said = token.removeprefix("##")
-        assert said == "".join(c for _, c in letters[at : at + len(said)])
-        yield [i for i, _ in letters[at : at + len(said)]]
-        at += len(said)
-    assert at == len(letters)
+def test_a_token_across_a_border_belongs_to_the_larger_part():
+    start = load_template().prompt(SAMPLE).text.index("cow.\nDoc")
+    offsets = [(start, start + 8), (start + 3, start + 5), (start + 3, start + 6), (start + 4, start + 4), None]
+    assert find_region_tokens(load_template().prompt(SAMPLE), offsets) == {"document 1": [0, 1], "template": [2, 3, 4]}
 
 
-def walked(prompt, owned):
-    """Region → tokens, by the letters of each; `owned` has them."""
-    parts = {}
-    for name, spans in prompt.spans.items():
-        if name not in ("gold", "evidence"):
-            parts |= {i: name for a, b in spans for i in range(a, b)}
-    order = [name for name in prompt.spans if name not in ("gold", "evidence")]
-    gold = {i for a, b in prompt.spans.get("gold", ()) for i in range(a, b)}
-    evidence = {i for a, b in prompt.spans.get("evidence", ()) for i in range(a, b)}
-    found = {}
-    for token, letters in enumerate(owned):
-        if letters is None:
-            continue
-        solid = sorted({i for i in letters if not prompt.text[i].isspace()} or set(letters))
-        inside = range(solid[0], solid[-1] + 1)
-        shared = Counter(parts[i] for i in inside)
-        part = max(shared, key=lambda name: (shared[name], name == parts[solid[0]], -order.index(name)))
-        found.setdefault(part, []).append(token)
-        if any(i in gold for i in inside if parts[i] == part):
-            found.setdefault("gold", []).append(token)
-        if not evidence.isdisjoint(inside):
-            found.setdefault("evidence", []).append(token)
-    return found
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
 
 
-KINDS = {
-    "byte-level BPE": (byte_level, by_bytes),
-    "byte-level BPE, untrimmed": (lambda: byte_level(False), by_bytes),
-    "SentencePiece BPE": (llama, by_pieces),
-    "SentencePiece unigram": (unigram, by_pieces),
-    "WordPiece": (wordpiece, by_words),
+@given(st.lists(st.tuples(TEXT, st.booleans(), st.integers(0, 7), st.integers(1, 8)), max_size=4), TEXT, st.booleans())
+def test_spans_contain_the_text_of_their_region(entries, question, first):
+    passages = [Passage("", text, gold, ((a, b),) if a < b <= len(text) else ()) for text, gold, a, b in entries]
+    sample = Sample("x", question, ("y",), tuple(passages))
+    prompt = load_template("question-first" if first else "default").prompt(sample)
+    for number, passage in enumerate(sample.passages, 1):
+        assert region_texts(prompt, f"document {number}") == [passage.text]
+    assert region_texts(prompt, "question") == [sample.question]
+    gold = [p.text for p in sample.passages if p.gold]
+    assert (region_texts(prompt, "gold") if gold else []) == gold
+    evidence = [p.text[a:b] for p in sample.passages for a, b in p.evidence]
+    assert (region_texts(prompt, "evidence") if evidence else []) == evidence
+    assert ("gold" in prompt.spans, "evidence" in prompt.spans) == (bool(gold), bool(evidence))
+
+
+def write_training_prompt(sample, question_first):
+    """Return the text and spans of the prompt that the twins were trained with; they must not change."""
+    entries = [
+        part
+        for number, passage in enumerate(sample.passages, 1)
+        for part in (
+            ("template", f"Document {number}: "),
+            (f"document {number}", passage.text),
+            ("template", "\n"),
+        )
+    ]
+    question = [("template", "Question: "), ("question", sample.question), ("template", "\n")]
+    parts = [*question, *entries] if question_first else [*entries, *question]
+    text, spans = "", {}
+    for region, part in [*parts, ("template", "Answer:")]:
+        spans.setdefault(region, []).append((len(text), len(text) + len(part)))
+        text += part
+    for number, passage in enumerate(sample.passages, 1):
+        ((start, stop),) = spans[f"document {number}"]
+        if passage.gold:
+            spans.setdefault("gold", []).append((start, stop))
+        if passage.evidence:
+            spans.setdefault("evidence", []).extend((start + a, start + b) for a, b in passage.evidence)
+    return text, spans
+
+
+ANY_TEXT = st.text(st.sampled_from("a\n\r {}\u2028é") | st.characters(exclude_categories=["Cs"]), max_size=8)
+EVIDENCE = st.lists(st.tuples(st.just(0), st.integers(1, 3)), max_size=2).map(tuple)
+ENTRIES = st.lists(st.tuples(ANY_TEXT, ANY_TEXT, st.booleans(), EVIDENCE), max_size=12)
+
+
+@given(ENTRIES, ANY_TEXT, st.booleans())
+def test_the_training_prompt_of_the_twins_has_not_changed(entries, question, first):
+    sample = Sample("x", question, (), tuple(Passage(*entry) for entry in entries))
+    text, spans = write_training_prompt(sample, first)
+    prompt = load_template("question-first" if first else "default").prompt(sample)
+    assert prompt.text == text
+    assert list(prompt.spans.items()) == list(spans.items())  # their order matters: ties go to the first
+
+
+def find_regions_slowly(prompt, start, stop):
+    """Return the regions of a token by comparing it with all of them."""
+    if start < 0 >= stop or start >= len(prompt.text):
+        return ["template"]
+    last = max(stop, start + 1)
+
+    def shared(name):
+        spans = prompt.spans[name]
+        return sum(max(0, min(b, last) - max(a, start)) for a, b in spans), any(a <= start < b for a, b in spans)
+
+    part = max((name for name in prompt.spans if name not in ("gold", "evidence")), key=shared)
+    tokens = [part, "gold"] if prompt.spans[part][0] in prompt.spans.get("gold", ()) else [part]
+    evidence = any(start < b and a < stop for a, b in prompt.spans.get("evidence", ()))
+    return [*tokens, "evidence"] if evidence else tokens
+
+
+SHORT = {
+    "prompt": "{question}{shots}a{passages}bc\n{question}",
+    "passage": "{title}{number}{text}",
+    "shot": "{question}{answer}",
 }
+DENSE = Template("dense", SHORT)  # parts so short that tokens lie across several
 
 
-@pytest.fixture(scope="module")
-def made():
-    return {name: make() for name, (make, _) in KINDS.items()}
+@given(ENTRIES, ANY_TEXT, st.integers(0, 3), st.lists(st.tuples(st.integers(-4, 30), st.integers(0, 9)), max_size=30))
+def test_region_tokens_match_a_slow_search(entries, question, shots, offsets):
+    sample = Sample("x", question, ("y",), tuple(Passage(*entry) for entry in entries))
+    for prompt in (load_template().prompt(sample), DENSE.prompt(sample, [sample] * shots), Prompt.from_text(question)):
+        spans = [(start, start + length) for start, length in offsets]
+        expected = {}
+        for token, span in enumerate(spans):
+            for region in find_regions_slowly(prompt, *span):
+                expected.setdefault(region, []).append(token)
+        assert find_region_tokens(prompt, spans) == expected
 
 
-def compare(tokenizer, walk, sample):
-    prompt = prompt_of(sample)
-    located = ModelTokenizer(tokenizer).locate(prompt.text)
-    assert located.covers is not None
-    tokens = tokenizer.convert_ids_to_tokens(located.ids)
-    owned = list(walk(prompt.text, tokens))
-    found = tokens_of(prompt, located.covers)
-    if owned[0] is None:  # a space that nobody wrote, before the first word
-        assert found["template"][0] == 0
-        found["template"] = found["template"][1:]
-    assert found == walked(prompt, owned)
-    return tokens, owned, found
+def test_ties_go_to_the_first_part():
+    template = Template("x", {"prompt": "a{passages}{question}bc", "passage": "{text}"})
+    prompt = template.prompt(Sample("x", "yz", (), (Passage("", "x"),)))
+    assert prompt.text == "axyzbc"
+    assert find_region_tokens(prompt, [(1, 6), (2, 6), (1, 4), (0, 2)]) == {"template": [0, 3], "question": [1, 2]}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_regions_are_recovered_exactly(made, kind):
-    tokens, owned, found = compare(made[kind], KINDS[kind][1], ASKED)
-    text = prompt_of(ASKED).text
-    assert any(len(token) > 2 for token in tokens)  # it has learnt something
-    assert len(tokens) < len(text.encode())
-    told = {i for token in found["evidence"] for i in owned[token]}
-    for answer in ("Łodzi", SHIRO[4:7], "Крепость"):
-        start = text.index(answer)
-        assert set(range(start, start + len(answer))) <= told
+def test_a_hundred_passages_are_fast():
+    prompt = load_template().prompt(Sample("x", "Who?", (), (Passage("", "ten letter" * 10),) * 100))
+    began = time.perf_counter()
+    find_region_tokens(prompt, [(at, at + 1) for at in range(len(prompt.text))])
+    assert time.perf_counter() - began < 2  # 11,000 tokens
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60)
-@given(st.lists(st.tuples(ANY, st.booleans(), st.integers(0, 9), st.integers(1, 9)), max_size=4), ANY)
-def test_regions_of_any_text_are(made, kind, told, question):
-    passages = [Passage("", text, gold, ((a, a + n),) if a + n <= len(text) else ()) for text, gold, a, n in told]
-    compare(made[kind], KINDS[kind][1], Sample("x", question, ("y",), tuple(passages)))
+@pytest.mark.parametrize("width", [1, 3])
+def test_every_token_is_in_one_part(width):
+    prompt = load_template().prompt(SAMPLE)
+    offsets = [(i, min(i + width, len(prompt.text))) for i in range(0, len(prompt.text), width)]
+    regions = find_region_tokens(prompt, offsets)
+    parts = [tokens for region, tokens in regions.items() if region not in ("gold", "evidence")]
+    assert sorted(n for tokens in parts for n in tokens) == list(range(len(offsets)))
+    for region, tokens in regions.items():
+        inside = {i for a, b in prompt.spans[region] for i in range(a, b)}
+        shared = [len(inside & set(range(a, b))) for a, b in offsets]
+        if region == "evidence":
+            assert tokens == [n for n, characters in enumerate(shared) if characters]
+        else:
+            assert all(2 * shared[n] >= offsets[n][1] - offsets[n][0] for n in tokens)
+    documents = [n for i, p in enumerate(SAMPLE.passages, 1) if p.gold for n in regions[f"document {i}"]]
+    assert regions["gold"] == documents

@@ -1,4 +1,4 @@
-"""Sweeps: each point moves what it says and leaves everything else, the evidence above all."""
+"""Stress sweeps: each point changes one property and keeps everything else, the evidence above all."""
 
 from __future__ import annotations
 
@@ -13,59 +13,62 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from floatscope.errors import UserError
-from floatscope.lab.twins.heldout import read
 from floatscope.tasks.sample import Passage, Sample
-from floatscope.tasks.score import normalise
-from floatscope.tasks.stress import KINDS, Point, points
-from floatscope.tasks.stress.dirty import TRANSFORMS, misread, typos
-from floatscope.tasks.stress.draw import Source
-from floatscope.tasks.stress.layout import LAYOUTS, hops
-from floatscope.tasks.stress.passages import edited, halves, occurrences, rewritten, woven
-from floatscope.tasks.stress.point import dice
+from floatscope.tasks.sample_files import read_shipped
+from floatscope.tasks.scores import normalise
+from floatscope.tasks.stress import KINDS, Point, build_points
+from floatscope.tasks.stress.corruption import TRANSFORMS, make_ocr_errors, make_typos
+from floatscope.tasks.stress.layout import LAYOUTS, order_hops
+from floatscope.tasks.stress.passage_edits import edit_passage, edit_text, find_answers, interleave, split_passage
+from floatscope.tasks.stress.sample_pool import SamplePool, make_rng
 
 ANSWERS = ["Velmora", "Triston", "Kobury", "New Haven", "violin", "1901", "12 May", "Quitan Ley", "oak", "Österbro"]
 PEOPLE = ["Mira", "Tan Ceberg", "Lola", "Rik Dale", "Ursa", "Benno", "Ira", "Sven Ö"]
 FACTS = ["{who} keeps a pony.", "In summer {who} swims well.", "{who} is modern and calm!", "Nobody knows {who}'s age."]
 EXAMPLES = settings(max_examples=20)
-TWINS = {name: read(name)[:12] for name in ("reading-1", "reading-5", "two-hop", "contradicted", "unanswerable")}
+TWINS = {
+    name: read_shipped(name)[:12] for name in ("reading-1", "reading-5", "two-hop", "contradicted", "unanswerable")
+}
 
 
-def a_passage(rolls: Random, answer: str | None) -> Passage:
-    who = rolls.choice(PEOPLE) + rolls.choice(["", " Ni", " Ro", " Wu"])
-    said = [rolls.choice(FACTS).replace("{who}", who) for _ in range(rolls.randint(0, 3))]
+def make_passage(rng: Random, answer: str | None) -> Passage:
+    who = rng.choice(PEOPLE) + rng.choice(["", " Ni", " Ro", " Wu"])
+    sentences = [rng.choice(FACTS).replace("{who}", who) for _ in range(rng.randint(0, 3))]
     if answer is None:
-        return Passage(who, " ".join([f"{who} was born{rolls.choice(['', f' in {rolls.choice(ANSWERS)}'])}.", *said]))
-    told = f"{who} lives in {answer}."
-    said.insert(rolls.randint(0, len(said)), told)
-    text = " ".join(said)
-    start = text.index(told) + len(f"{who} lives in ")
-    return Passage(who, text, True, rolls.choice([(), ((start, start + len(answer)),)]))
+        return Passage(who, " ".join([f"{who} was born{rng.choice(['', f' in {rng.choice(ANSWERS)}'])}.", *sentences]))
+    fact = f"{who} lives in {answer}."
+    sentences.insert(rng.randint(0, len(sentences)), fact)
+    text = " ".join(sentences)
+    start = text.index(fact) + len(f"{who} lives in ")
+    return Passage(who, text, True, rng.choice([(), ((start, start + len(answer)),)]))
 
 
-def made_up(seed: int, gold: tuple[int, int], least: int) -> list[Sample]:
-    """Samples with some gold passages, at most four others, and any meta."""
-    rolls, made = Random(seed), []
-    for number in range(rolls.randint(least, 6)):
-        answer, count = rolls.choice(ANSWERS), rolls.randint(*gold)
-        told = [a_passage(rolls, answer if i == 0 else rolls.choice([answer, "the north"])) for i in range(count)]
-        told += [a_passage(rolls, None) for _ in range(rolls.randint(0, 4))]
-        rolls.shuffle(told)
-        meta: dict[str, object] = rolls.choice([{}, {"relation": "home"}, {"kind": "reading"}])
-        if count and rolls.random() < 0.5:
-            meta = {**meta, "gold_at": [p.gold for p in told].index(True)}
-        made.append(Sample(f"q {number}", "Where does Rik Dale's mom live?", (answer,), tuple(told), meta))
-    return made
+def make_samples(seed: int, gold: tuple[int, int], minimum: int) -> list[Sample]:
+    """Make samples with some gold passages, at most four others, and random meta."""
+    rng, samples = Random(seed), []
+    for number in range(rng.randint(minimum, 6)):
+        answer, count = rng.choice(ANSWERS), rng.randint(*gold)
+        passages = [make_passage(rng, answer if i == 0 else rng.choice([answer, "the north"])) for i in range(count)]
+        passages += [make_passage(rng, None) for _ in range(rng.randint(0, 4))]
+        rng.shuffle(passages)
+        meta: dict[str, object] = rng.choice([{}, {"relation": "home"}, {"kind": "reading"}])
+        if count and rng.random() < 0.5:
+            meta = {**meta, "gold_at": [p.gold for p in passages].index(True)}
+        samples.append(Sample(f"q {number}", "Where does Rik Dale's mom live?", (answer,), tuple(passages), meta))
+    return samples
 
 
-def some_samples(gold: tuple[int, int] = (0, 3), least: int = 1) -> st.SearchStrategy[tuple[int, tuple[int, int], int]]:
-    """What to make them of: beartype rolls dice, which strategies must not."""
-    return st.tuples(st.integers(0, 2**32), st.just(gold), st.just(least))
+def sample_arguments(
+    gold: tuple[int, int] = (0, 3), minimum: int = 1
+) -> st.SearchStrategy[tuple[int, tuple[int, int], int]]:
+    """Return the arguments of `make_samples`; beartype uses random numbers, which strategies must not."""
+    return st.tuples(st.integers(0, 2**32), st.just(gold), st.just(minimum))
 
 
 def sweep(kind: str, samples: list[Sample], **options: object) -> list[Point]:
-    """The points, or nothing where no sample can take part."""
+    """Build the points, or discard the example if no sample can take part."""
     try:
-        return points(kind, samples, **options)
+        return build_points(kind, samples, **options)
     except UserError:
         assume(False)
         raise
@@ -79,117 +82,117 @@ def gold(sample: Sample) -> list[Passage]:
     return [p for p in sample.passages if p.gold]
 
 
-def rest(sample: Sample) -> list[Passage]:
+def distractors_of(sample: Sample) -> list[Passage]:
     return [p for p in sample.passages if not p.gold]
 
 
-def pairs(point: Point, samples: list[Sample]) -> list[tuple[Sample, Sample]]:
-    """Each sample as it was and as it is."""
+def pair_samples(point: Point, samples: list[Sample]) -> list[tuple[Sample, Sample]]:
+    """Return each sample before and after the change."""
     before = {sample.id: sample for sample in samples}
     return [(before[sample.id], sample) for sample in point.samples]
 
 
-def at(made: list[Point], name: str) -> Point:
-    return next(point for point in made if point.name == name)
+def get_point(points: list[Point], name: str) -> Point:
+    return next(point for point in points if point.name == name)
 
 
-def all_points() -> list[tuple[str, list[Sample], list[Point]]]:
-    """Every sweep of the twins' files that there is."""
-    found = []
+def build_all_points() -> list[tuple[str, list[Sample], list[Point]]]:
+    """Build all sweeps that the shipped files allow."""
+    sweeps = []
     for samples in TWINS.values():
         for kind in KINDS:
             try:
-                found.append((kind, samples, points(kind, samples)))
+                sweeps.append((kind, samples, build_points(kind, samples)))
             except UserError:
                 continue
-    return found
+    return sweeps
 
 
-def check(kind: str, samples: list[Sample], made: list[Point]) -> None:
-    """What holds of every sweep."""
-    assert len({point.name for point in made}) == len(made)
-    ids = [sample.id for sample in made[0].samples]
+def check_points(kind: str, samples: list[Sample], points: list[Point]) -> None:
+    """Check the properties of every sweep."""
+    assert len({point.name for point in points}) == len(points)
+    ids = [sample.id for sample in points[0].samples]
     assert [sample.id for sample in samples if sample.id in ids] == ids
-    for point in made:
+    for point in points:
         assert re.fullmatch(r"[a-z0-9.-]+", point.name)
         assert [sample.id for sample in point.samples] == ids
         assert point.left_out == len(samples) - len(ids)
         if point.same_as:
-            assert at(made, point.same_as).samples == point.samples
-        for was, now in pairs(point, samples):
-            assert now.answers == was.answers
-            assert now.question == was.question or (point.series.endswith("-question") and point.value)
-            kept = Counter() if point.name == "closed-book" else Counter(evidence(was))
+            assert get_point(points, point.same_as).samples == point.samples
+        for source, changed in pair_samples(point, samples):
+            assert changed.answers == source.answers
+            assert changed.question == source.question or (point.series.endswith("-question") and point.value)
+            expected = Counter() if point.name == "closed-book" else Counter(evidence(source))
             twice = kind in ("layout", "dirty") and point.series == "duplicated"
-            assert set(evidence(now)) == set(kept) if twice else Counter(evidence(now)) == kept
-            assert all(p.text.strip() for p in now.passages)
-            assert all(p.gold for p in now.passages if p.evidence)
-            if "gold_at" in was.meta and gold(now):
-                assert now.passages[now.meta["gold_at"]].gold
-            for name in set(was.meta) - {"gold_at"}:
-                assert now.meta[name] == was.meta[name]
+            assert set(evidence(changed)) == set(expected) if twice else Counter(evidence(changed)) == expected
+            assert all(p.text.strip() for p in changed.passages)
+            assert all(p.gold for p in changed.passages if p.evidence)
+            if "gold_at" in source.meta and gold(changed):
+                assert changed.passages[changed.meta["gold_at"]].gold
+            for name in set(source.meta) - {"gold_at"}:
+                assert changed.meta[name] == source.meta[name]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @EXAMPLES
 @given(data=st.data())
-def test_ids_answers_and_evidence_stay(kind, data):
-    samples = made_up(*data.draw(some_samples(gold=(0, 3) if kind != "layout" else (1, 3), least=3)))
+def test_ids_answers_and_evidence_do_not_change(kind, data):
+    samples = make_samples(*data.draw(sample_arguments(gold=(0, 3) if kind != "layout" else (1, 3), minimum=3)))
     options = {"documents": 4} if kind == "position" else {"counts": (1, 3)} if kind == "needle" else {}
-    check(kind, samples, sweep(kind, samples, **options))
+    check_points(kind, samples, sweep(kind, samples, **options))
 
 
-def test_ids_answers_and_evidence_of_the_twins_questions_stay():
-    found = all_points()
-    assert len(found) > 25
-    for kind, samples, made in found:
-        check(kind, samples, made)
+def test_ids_answers_and_evidence_of_shipped_files_do_not_change():
+    sweeps = build_all_points()
+    assert len(sweeps) > 25
+    for kind, samples, points in sweeps:
+        check_points(kind, samples, points)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @EXAMPLES
 @given(data=st.data())
-def test_points_follow_the_seed_and_the_id_alone(kind, data):
-    """The order of the samples, and one that brings neither passages nor answers, change nothing."""
-    samples = made_up(*data.draw(some_samples(gold=(1, 3), least=3)))
+def test_points_depend_only_on_seed_and_id(kind, data):
+    """Reordering the samples, or adding one without passages and answers, changes nothing."""
+    samples = make_samples(*data.draw(sample_arguments(gold=(1, 3), minimum=3)))
     options = {"documents": 4} if kind == "position" else {"counts": (1, 3)} if kind == "needle" else {}
-    made = sweep(kind, samples, seed=3, **options)
-    assert made == points(kind, samples, seed=3, **options)
-    others = points(kind, [Sample("new", "Who?", ("nobody",)), *samples[::-1]], seed=3, **options)
-    for point, other in zip(made, others, strict=True):
+    points = sweep(kind, samples, seed=3, **options)
+    assert points == build_points(kind, samples, seed=3, **options)
+    others = build_points(kind, [Sample("new", "Who?", ("nobody",)), *samples[::-1]], seed=3, **options)
+    for point, other in zip(points, others, strict=True):
         assert [s for s in other.samples[::-1] if s.id != "new"] == list(point.samples)
 
 
 @pytest.mark.parametrize("kind", ["position", "noise", "layout", "dirty"])
 def test_another_seed_gives_another_sweep(kind):
     samples = TWINS["two-hop" if kind == "layout" else "reading-5"]
-    assert points(kind, samples, seed=0) != points(kind, samples, seed=1)
+    assert build_points(kind, samples, seed=0) != build_points(kind, samples, seed=1)
 
 
 @EXAMPLES
-@given(some_samples(gold=(1, 2), least=4), st.integers(0, 4))
-def test_a_sample_that_joins_changes_a_draw_only_by_what_it_brings(samples, count):
-    samples = made_up(*samples)
+@given(sample_arguments(gold=(1, 2), minimum=4), st.integers(0, 4))
+def test_a_new_sample_changes_draws_only_by_its_own_items(samples, count):
+    samples = make_samples(*samples)
     *others, new = samples
-    before, after = Source(tuple(others), 0), Source(tuple(samples), 0)
-    assume(any(rest(sample) for sample in others))
+    before, after = SamplePool(tuple(others), 0), SamplePool(tuple(samples), 0)
+    assume(any(distractors_of(sample) for sample in others))
     for sample in others:
-        brought = {p.text for p in new.passages}
-        old, now = ({p.text for p in some.passages("x", sample, count)} for some in (before, after))
-        assert now <= old | brought
-        assert len(now) >= len(old)
-        old, now = (set(some.wrong("x", sample, count)) for some in (before, after))
-        assert len(now) >= len(old)
+        new_texts = {p.text for p in new.passages}
+        old, more = ({p.text for p in pool.draw_passages("x", sample, count)} for pool in (before, after))
+        assert more <= old | new_texts
+        assert len(more) >= len(old)
+        old, more = (set(pool.draw_wrong_answers("x", sample, count)) for pool in (before, after))
+        assert len(more) >= len(old)
 
 
 @EXAMPLES
-@given(some_samples(gold=(1, 2), least=3))
-def test_what_is_borrowed_concerns_others(samples):
-    samples = made_up(*samples)
-    source = Source(tuple(samples), 0)
+@given(sample_arguments(gold=(1, 2), minimum=3))
+def test_drawn_passages_and_answers_belong_to_other_samples(samples):
+    samples = make_samples(*samples)
+    pool = SamplePool(tuple(samples), 0)
     for sample in samples:
-        drawn = source.passages("x", sample, 6)
-        assert drawn[:2] == source.passages("x", sample, 2)
+        drawn = pool.draw_passages("x", sample, 6)
+        assert drawn[:2] == pool.draw_passages("x", sample, 2)
         assert len({p.text for p in drawn}) == len(drawn)
         for passage in drawn:
             assert not passage.gold
@@ -197,35 +200,40 @@ def test_what_is_borrowed_concerns_others(samples):
             assert passage.text not in [p.text for p in sample.passages]
             assert passage.title not in [p.title for p in gold(sample)]
             assert f" {normalise(sample.answers[0])} " not in f" {normalise(passage.text)} "
-        wrong = source.wrong("x", sample, 6)
-        assert wrong[:1] == source.wrong("x", sample, 1)
+        wrong = pool.draw_wrong_answers("x", sample, 6)
+        assert wrong[:1] == pool.draw_wrong_answers("x", sample, 1)
         assert len(set(wrong)) == len(wrong)
         assert all(normalise(sample.answers[0]) not in normalise(value) for value in wrong)
 
 
-def test_wrong_answers_are_of_the_same_relation():
+def test_wrong_answers_have_the_same_relation():
     samples = TWINS["reading-5"]
-    told = {
+    answers = {
         s.meta["relation"]: {o.answers[0] for o in samples if o.meta["relation"] == s.meta["relation"]} for s in samples
     }
     for sample in samples:
-        others = told[sample.meta["relation"]] - set(sample.answers)
-        assert set(Source(tuple(samples), 0).wrong("x", sample, len(others))) == others
+        others = answers[sample.meta["relation"]] - set(sample.answers)
+        assert set(SamplePool(tuple(samples), 0).draw_wrong_answers("x", sample, len(others))) == others
 
 
-def test_numbers_are_taken_for_numbers():
-    def asked(id: str, answer: str) -> Sample:
+def test_numbers_replace_numbers():
+    def make_sample(id: str, answer: str) -> Sample:
         return Sample(id, "When?", (answer,), (Passage("", f"It was in {answer}.", True),))
 
     samples = [
-        asked(str(number), answer) for number, answer in enumerate(["1901", "spring", "autumn", "1950", "winter"])
+        make_sample(str(number), answer) for number, answer in enumerate(["1901", "spring", "autumn", "1950", "winter"])
     ]
-    assert Source(tuple(samples), 0).wrong("x", samples[0], 1) == ["1950"]
-    assert set(Source(tuple(samples), 0).wrong("x", samples[0], 9)) == {"1950", "spring", "autumn", "winter"}
+    assert SamplePool(tuple(samples), 0).draw_wrong_answers("x", samples[0], 1) == ["1950"]
+    assert set(SamplePool(tuple(samples), 0).draw_wrong_answers("x", samples[0], 9)) == {
+        "1950",
+        "spring",
+        "autumn",
+        "winter",
+    }
 
 
-def test_where_all_passages_are_gold_those_of_others_serve():
-    drawn = Source(tuple(TWINS["reading-1"]), 0).passages("x", TWINS["reading-1"][0], 5)
+def test_gold_passages_of_others_are_drawn_if_there_are_no_distractors():
+    drawn = SamplePool(tuple(TWINS["reading-1"]), 0).draw_passages("x", TWINS["reading-1"][0], 5)
     texts = {p.text for sample in TWINS["reading-1"][1:] for p in sample.passages}
     assert len(drawn) == 5
     assert {p.text for p in drawn} <= texts
@@ -236,49 +244,49 @@ def test_where_all_passages_are_gold_those_of_others_serve():
 
 
 @EXAMPLES
-@given(some_samples(gold=(1, 2), least=3), st.integers(2, 5))
-def test_gold_stands_at_each_place(samples, k):
-    samples = made_up(*samples)
-    made = sweep("position", samples, documents=k)
-    assert [p.name for p in made] == [*(f"gold-{i}" for i in range(k)), "closed-book", "oracle", "shuffled"]
-    for place, point in enumerate(made[:k]):
+@given(sample_arguments(gold=(1, 2), minimum=3), st.integers(2, 5))
+def test_gold_moves_through_all_positions(samples, k):
+    samples = make_samples(*samples)
+    points = sweep("position", samples, documents=k)
+    assert [p.name for p in points] == [*(f"gold-{i}" for i in range(k)), "closed-book", "oracle", "shuffled"]
+    for place, point in enumerate(points[:k]):
         assert point.value == place
-        for was, now in pairs(point, samples):
-            assert len(gold(was)) == 1
-            assert now.passages[place] == gold(was)[0]
-            assert len(now.passages) == k
-            assert rest(now)[: len(rest(was))] == rest(was)[: k - 1]
-            assert rest(now) == rest(next(s for s in made[0].samples if s.id == now.id))
-    for was, now in pairs(at(made, "closed-book"), samples):
-        assert now.passages == ()
-        assert "gold_at" not in now.meta
-        assert was.id == now.id
-    for was, now in pairs(at(made, "oracle"), samples):
-        assert list(now.passages) == gold(was)
-    for now, first in zip(at(made, "shuffled").samples, made[0].samples, strict=True):
-        assert Counter(p.text for p in now.passages) == Counter(p.text for p in first.passages)
+        for source, changed in pair_samples(point, samples):
+            assert len(gold(source)) == 1
+            assert changed.passages[place] == gold(source)[0]
+            assert len(changed.passages) == k
+            assert distractors_of(changed)[: len(distractors_of(source))] == distractors_of(source)[: k - 1]
+            assert distractors_of(changed) == distractors_of(next(s for s in points[0].samples if s.id == changed.id))
+    for source, changed in pair_samples(get_point(points, "closed-book"), samples):
+        assert changed.passages == ()
+        assert "gold_at" not in changed.meta
+        assert source.id == changed.id
+    for source, changed in pair_samples(get_point(points, "oracle"), samples):
+        assert list(changed.passages) == gold(source)
+    for changed, first in zip(get_point(points, "shuffled").samples, points[0].samples, strict=True):
+        assert Counter(p.text for p in changed.passages) == Counter(p.text for p in first.passages)
 
 
-def test_documents_are_as_many_as_most_samples_have():
+def test_the_default_of_documents_is_the_most_frequent_number():
     samples = [
         *TWINS["reading-5"],
         *(replace(s, id=f"x{s.id}", passages=s.passages[:3]) for s in TWINS["reading-5"][:9]),
     ]
-    made = points("position", samples)
-    assert [p.name for p in made][-4] == "gold-4"
-    shuffled = Counter(s.passages.index(gold(s)[0]) for s in at(made, "shuffled").samples)
+    points = build_points("position", samples)
+    assert [p.name for p in points][-4] == "gold-4"
+    shuffled = Counter(s.passages.index(gold(s)[0]) for s in get_point(points, "shuffled").samples)
     assert len(shuffled) == 5
 
 
-def test_a_needle_lies_among_passages_of_others_or_records_of_its_own():
+def test_the_haystack_is_from_other_samples_or_its_own():
     samples = TWINS["reading-5"]
-    made = points("needle", samples, counts=(1, 5, 20))
-    assert [p.name for p in made] == [f"{key}-{n}" for n in (1, 5, 20) for key in ("first", "middle", "last")]
-    for was, now in pairs(at(made, "middle-20"), samples):
-        assert len(now.passages) == 20
-        assert now.passages[9] == gold(was)[0]
-        assert not {p.text for p in rest(now)} & {p.text for p in was.passages}
-    assert at(made, "last-1").same_as == "first-1"
+    points = build_points("needle", samples, counts=(1, 5, 20))
+    assert [p.name for p in points] == [f"{key}-{n}" for n in (1, 5, 20) for key in ("first", "middle", "last")]
+    for source, changed in pair_samples(get_point(points, "middle-20"), samples):
+        assert len(changed.passages) == 20
+        assert changed.passages[9] == gold(source)[0]
+        assert not {p.text for p in distractors_of(changed)} & {p.text for p in source.passages}
+    assert get_point(points, "last-1").same_as == "first-1"
     records = [
         Sample(
             str(n),
@@ -288,15 +296,15 @@ def test_a_needle_lies_among_passages_of_others_or_records_of_its_own():
         )
         for n in range(3)
     ]
-    made = points("needle", records)
-    assert [p.value for p in made if p.series == "last"] == [5, 10, 25]
-    for point in made:
-        for was, now in pairs(point, records):
-            assert now.passages.index(gold(was)[0]) == {"first": 0, "middle": (point.value - 1) // 2}.get(
+    points = build_points("needle", records)
+    assert [p.value for p in points if p.series == "last"] == [5, 10, 25]
+    for point in points:
+        for source, changed in pair_samples(point, records):
+            assert changed.passages.index(gold(source)[0]) == {"first": 0, "middle": (point.value - 1) // 2}.get(
                 point.series, point.value - 1
             )
-            assert rest(now) == [p for p in was.passages if p in rest(now)]
-    smaller, larger = (at(made, f"first-{n}").samples[0] for n in (5, 10))
+            assert distractors_of(changed) == [p for p in source.passages if p in distractors_of(changed)]
+    smaller, larger = (get_point(points, f"first-{n}").samples[0] for n in (5, 10))
     assert set(smaller.passages) < set(larger.passages)
 
 
@@ -304,89 +312,89 @@ def test_a_needle_lies_among_passages_of_others_or_records_of_its_own():
 
 
 @EXAMPLES
-@given(some_samples(gold=(1, 3), least=4), st.sampled_from(["random", "kept"]))
-def test_noise_adds_so_many_of_its_sort(samples, place):
-    samples = made_up(*samples)
-    made = sweep("noise", samples, gold=place)
+@given(sample_arguments(gold=(1, 3), minimum=4), st.sampled_from(["random", "kept"]))
+def test_noise_adds_distractors_of_its_type(samples, place):
+    samples = make_samples(*samples)
+    points = sweep("noise", samples, gold=place)
     known = {p.text for sample in samples for p in sample.passages}
-    for point in made:
-        sort = point.series.removesuffix("-fixed")
-        for was, now in pairs(point, samples):
-            assert gold(now) == gold(was)
-            assert all(not p.evidence for p in rest(now))
-            own = [p.text for p in rest(was)]
-            new = [p.text for p in rest(now)]
+    for point in points:
+        type = point.series.removesuffix("-fixed")
+        for source, changed in pair_samples(point, samples):
+            assert gold(changed) == gold(source)
+            assert all(not p.evidence for p in distractors_of(changed))
+            own = [p.text for p in distractors_of(source)]
+            new = [p.text for p in distractors_of(changed)]
             assert len(set(new) - set(own)) == len([t for t in new if t not in own])
             if not point.series.endswith("-fixed"):
                 assert len(new) == point.value
-                if sort == "own":
+                if type == "own":
                     assert new[: len(own)] == own[: int(point.value)]
-                if sort == "random":
+                if type == "random":
                     assert not set(new) & set(own)
-                assert sort == "counterfactual" or set(new) <= known
+                assert type == "counterfactual" or set(new) <= known
             for text in new:
-                assert sort == "own" or not occurrences(text, was.answers)
-    fixed = [p for p in made if p.series.endswith("-fixed")]
+                assert type == "own" or not find_answers(text, source.answers)
+    fixed = [p for p in points if p.series.endswith("-fixed")]
     for series in {p.series for p in fixed}:
         assert len({len(s.passages) for p in fixed if p.series == series for s in p.samples}) == 1
 
 
-def test_counterfactual_copies_differ_in_the_answer_alone():
+def test_counterfactual_copies_differ_only_in_the_answer():
     samples = TWINS["two-hop"]
-    made = points("noise", samples, distractors="counterfactual", counts=(0, 3), lengths="growing")
-    for was, now in pairs(at(made, "counterfactual-3"), samples):
-        (answering,) = [p for p in gold(was) if evidence(replace(was, passages=(p,))) == [was.answers[0]]]
-        pattern = re.escape(answering.text).replace(re.escape(was.answers[0]), "(.+)")
-        assert all(re.fullmatch(pattern, p.text) for p in rest(now))
-        assert len({p.text for p in rest(now)}) == 3
+    points = build_points("noise", samples, distractors="counterfactual", counts=(0, 3), lengths="growing")
+    for source, changed in pair_samples(get_point(points, "counterfactual-3"), samples):
+        (answering,) = [p for p in gold(source) if evidence(replace(source, passages=(p,))) == [source.answers[0]]]
+        pattern = re.escape(answering.text).replace(re.escape(source.answers[0]), "(.+)")
+        assert all(re.fullmatch(pattern, p.text) for p in distractors_of(changed))
+        assert len({p.text for p in distractors_of(changed)}) == 3
 
 
-def test_at_fixed_length_noise_takes_the_place_of_harmless_passages():
+def test_at_fixed_length_noise_replaces_harmless_passages():
     samples = TWINS["reading-5"]
-    made = points("noise", samples, counts=(0, 1, 4), total=8, lengths="fixed")
-    assert [p.name for p in made] == [f"{sort}-fixed-{n}" for sort in ("own", "counterfactual") for n in (0, 1, 4)]
+    points = build_points("noise", samples, counts=(0, 1, 4), total=8, lengths="fixed")
+    assert [p.name for p in points] == [f"{type}-fixed-{n}" for type in ("own", "counterfactual") for n in (0, 1, 4)]
     for series in ("own", "counterfactual"):
-        none, one, four = (at(made, f"{series}-fixed-{n}") for n in (0, 1, 4))
-        for was, a, b, c in zip(samples, none.samples, one.samples, four.samples, strict=True):
+        none, one, four = (get_point(points, f"{series}-fixed-{n}") for n in (0, 1, 4))
+        for source, a, b, c in zip(samples, none.samples, one.samples, four.samples, strict=True):
             assert len(a.passages) == len(b.passages) == len(c.passages) == 8
             assert [x == y for x, y in zip(a.passages, b.passages, strict=True)].count(False) == 1
             assert [x == y for x, y in zip(a.passages, c.passages, strict=True)].count(False) == 4
-            assert {p.text for p in a.passages} & {p.text for p in was.passages} == {gold(was)[0].text}
-            assert a.passages.index(gold(was)[0]) == c.passages.index(gold(was)[0])
+            assert {p.text for p in a.passages} & {p.text for p in source.passages} == {gold(source)[0].text}
+            assert a.passages.index(gold(source)[0]) == c.passages.index(gold(source)[0])
             if series == "own":
-                assert set(rest(c)) >= set(rest(was))
+                assert set(distractors_of(c)) >= set(distractors_of(source))
 
 
-def test_gold_is_kept_where_it_was_or_put_anywhere():
-    samples = read("reading-5")[:40]
+def test_gold_keeps_its_position_or_gets_a_random_one():
+    samples = read_shipped("reading-5")[:40]
     for n in (2, 8):
-        kept = points("noise", samples, distractors="own", counts=n, lengths="growing", gold="kept")[0]
-        for was, now in pairs(kept, samples):
-            assert now.passages.index(gold(was)[0]) == min(n, was.passages.index(gold(was)[0]))
-    anywhere = points("noise", samples, distractors="own", counts=4, lengths="growing")[0]
+        point = build_points("noise", samples, distractors="own", counts=n, lengths="growing", gold="kept")[0]
+        for source, changed in pair_samples(point, samples):
+            assert changed.passages.index(gold(source)[0]) == min(n, source.passages.index(gold(source)[0]))
+    anywhere = build_points("noise", samples, distractors="own", counts=4, lengths="growing")[0]
     assert {s.passages.index(gold(s)[0]) for s in anywhere.samples} == set(range(5))
 
 
-def test_what_is_retrieved_comes_first_without_what_answers():
+def test_retrieved_distractors_come_first_and_do_not_answer():
     samples = TWINS["two-hop"]
 
     def retrieve(question: str) -> list[Passage]:
         (sample,) = [s for s in samples if s.question == question]
-        told = Passage("", f"{sample.answers[0]} it is.", True)
+        answering = Passage("", f"{sample.answers[0]} it is.", True)
         other = next(s for s in samples if s is not sample)
-        return [*gold(sample), told, Passage("", question, True, ((0, 1),)), rest(other)[0]]
+        return [*gold(sample), answering, Passage("", question, True, ((0, 1),)), distractors_of(other)[0]]
 
-    made = points(
+    points = build_points(
         "noise", samples, retrieve=retrieve, lengths="growing", counts=(1, 20), distractors=("own", "retrieved")
     )
-    assert [p.name for p in made] == ["own-1", "own-20", "retrieved-1", "retrieved-20"]
-    for was, now in pairs(at(made, "retrieved-20"), samples):
-        first, *others = rest(now)
-        assert first == Passage("", was.question)
+    assert [p.name for p in points] == ["own-1", "own-20", "retrieved-1", "retrieved-20"]
+    for source, changed in pair_samples(get_point(points, "retrieved-20"), samples):
+        first, *others = distractors_of(changed)
+        assert first == Passage("", source.question)
         assert len({p.text for p in others}) == 19
-        assert not {p.text for p in others} & {p.text for p in was.passages}
-    usual = points("noise", samples, retrieve=retrieve, lengths="growing", counts=1)
-    assert [p.series for p in usual] == ["random", "own", "retrieved", "counterfactual"]
+        assert not {p.text for p in others} & {p.text for p in source.passages}
+    default_points = build_points("noise", samples, retrieve=retrieve, lengths="growing", counts=1)
+    assert [p.series for p in default_points] == ["random", "own", "retrieved", "counterfactual"]
 
 
 # --- layout
@@ -397,134 +405,136 @@ def indices(sample: Sample, passages: list[Passage]) -> list[int]:
 
 
 @EXAMPLES
-@given(some_samples(gold=(1, 3), least=3))
-def test_hops_stand_as_the_layout_says(samples):
-    samples = made_up(*samples)
-    made = sweep("layout", samples)
-    assert [p.name for p in made] == list(LAYOUTS)
-    for was, now in pairs(at(made, "given"), samples):
-        assert now == was
+@given(sample_arguments(gold=(1, 3), minimum=3))
+def test_hops_are_arranged_by_the_layout(samples):
+    samples = make_samples(*samples)
+    points = sweep("layout", samples)
+    assert [p.name for p in points] == list(LAYOUTS)
+    for source, changed in pair_samples(get_point(points, "given"), samples):
+        assert changed == source
     for name in ("adjacent", "separated", "reversed"):
-        for was, now in pairs(at(made, name), samples):
-            assert Counter(now.passages) == Counter(was.passages)
-            assert rest(now) == rest(was)
-            assert gold(now) == (hops(was)[::-1] if name == "reversed" else hops(was))
-            places = [i for i, p in enumerate(now.passages) if p.gold]
+        for source, changed in pair_samples(get_point(points, name), samples):
+            assert Counter(changed.passages) == Counter(source.passages)
+            assert distractors_of(changed) == distractors_of(source)
+            assert gold(changed) == (order_hops(source)[::-1] if name == "reversed" else order_hops(source))
+            places = [i for i, p in enumerate(changed.passages) if p.gold]
             if name == "separated":
                 gaps = [b - a for a, b in pairwise(places)]
-                assert (places[0], places[-1]) == (0, len(now.passages) - 1)
+                assert (places[0], places[-1]) == (0, len(changed.passages) - 1)
                 assert max(gaps) - min(gaps) <= 1
             else:
                 assert places == list(range(places[0], places[0] + len(places)))
-    for one, other in zip(at(made, "adjacent").samples, at(made, "reversed").samples, strict=True):
-        assert [p.gold for p in one.passages] == [p.gold for p in other.passages]
-    for was, now in pairs(at(made, "split"), samples):
-        assert rest(now) == rest(was)
-        assert len(gold(now)) > len(gold(was))
-        assert " ".join(p.text for p in now.passages) == " ".join(p.text for p in was.passages)
-    for was, now in pairs(at(made, "duplicated"), samples):
-        assert rest(now) == rest(was)
-        assert Counter(gold(now)) == Counter(gold(was) * 2)
-    for was, now in pairs(at(made, "contradicted"), samples):
-        (copy,) = Counter(now.passages) - Counter(was.passages)
+    for forward, backward in zip(
+        get_point(points, "adjacent").samples, get_point(points, "reversed").samples, strict=True
+    ):
+        assert [p.gold for p in forward.passages] == [p.gold for p in backward.passages]
+    for source, changed in pair_samples(get_point(points, "split"), samples):
+        assert distractors_of(changed) == distractors_of(source)
+        assert len(gold(changed)) > len(gold(source))
+        assert " ".join(p.text for p in changed.passages) == " ".join(p.text for p in source.passages)
+    for source, changed in pair_samples(get_point(points, "duplicated"), samples):
+        assert distractors_of(changed) == distractors_of(source)
+        assert Counter(gold(changed)) == Counter(gold(source) * 2)
+    for source, changed in pair_samples(get_point(points, "contradicted"), samples):
+        (copy,) = Counter(changed.passages) - Counter(source.passages)
         assert not copy.gold
         assert not copy.evidence
-        assert not occurrences(copy.text, was.answers)
-        assert [p for p in now.passages if p != copy] == list(was.passages)
+        assert not find_answers(copy.text, source.answers)
+        assert [p for p in changed.passages if p != copy] == list(source.passages)
 
 
-def test_the_hop_that_answers_is_the_last():
+def test_the_answering_hop_is_last():
     for sample in TWINS["two-hop"]:
-        first, last = hops(sample)
+        first, last = order_hops(sample)
         assert evidence(replace(sample, passages=(last,))) == list(sample.answers)
         assert evidence(replace(sample, passages=(first,))) == [last.title]
 
 
-def test_an_order_of_hops_that_is_told_is_believed():
-    told = tuple(Passage(name, f"{name}. It is X.", True) for name in "abc")
+def test_the_order_of_the_file_is_used_if_given():
+    hops = tuple(Passage(name, f"{name}. It is X.", True) for name in "abc")
     steps = [{"paragraph_support_idx": place} for place in (2, 0, 1)]
-    sample = Sample("q", "What?", ("X",), (*told, Passage("d", "d.")), {"question_decomposition": steps})
-    assert [p.title for p in hops(sample)] == ["c", "a", "b"]
-    assert [p.title for p in hops(replace(sample, meta={"question_decomposition": steps[:2]}))] == ["a", "b", "c"]
+    sample = Sample("q", "What?", ("X",), (*hops, Passage("d", "d.")), {"question_decomposition": steps})
+    assert [p.title for p in order_hops(sample)] == ["c", "a", "b"]
+    assert [p.title for p in order_hops(replace(sample, meta={"question_decomposition": steps[:2]}))] == ["a", "b", "c"]
 
 
-def test_a_passage_is_cut_between_sentences_and_not_through_evidence():
-    told = Passage("t", "One is here. Two is there. Three is nowhere now.", True, ((0, 3), (27, 32)))
-    assert [p.text for p in halves(told)] == ["One is here. Two is there.", "Three is nowhere now."]
-    assert [p.evidence for p in halves(told)] == [((0, 3),), ((0, 5),)]
-    across = replace(told, evidence=((15, 30),))
-    assert [(p.text, p.evidence) for p in halves(across)] == [
+def test_passages_are_split_between_sentences_and_outside_evidence():
+    passage = Passage("t", "One is here. Two is there. Three is nowhere now.", True, ((0, 3), (27, 32)))
+    assert [p.text for p in split_passage(passage)] == ["One is here. Two is there.", "Three is nowhere now."]
+    assert [p.evidence for p in split_passage(passage)] == [((0, 3),), ((0, 5),)]
+    across = replace(passage, evidence=((15, 30),))
+    assert [(p.text, p.evidence) for p in split_passage(across)] == [
         ("One is here.", ()),
         ("Two is there. Three is nowhere now.", ((2, 17),)),
     ]
-    assert halves(replace(told, text="One e.g. this", evidence=())) == [
-        replace(told, text="One e.g. this", evidence=())
+    assert split_passage(replace(passage, text="One e.g. this", evidence=())) == [
+        replace(passage, text="One e.g. this", evidence=())
     ]
 
 
-# --- what is asked around the samples
+# --- placement, shots and masks
 
 
-def test_the_question_takes_its_places():
-    made = points("query", TWINS["reading-5"])
-    assert [(p.name, p.placement) for p in made] == [(n, n) for n in ("before", "after", "both", "middle")]
-    assert all(list(p.samples) == TWINS["reading-5"] for p in made)
-    assert len(points("query", TWINS["reading-1"], placements=("before", "after"))) == 2
+def test_the_question_has_four_placements():
+    points = build_points("query", TWINS["reading-5"])
+    assert [(p.name, p.placement) for p in points] == [(n, n) for n in ("before", "after", "both", "middle")]
+    assert all(list(p.samples) == TWINS["reading-5"] for p in points)
+    assert len(build_points("query", TWINS["reading-1"], placements=("before", "after"))) == 2
 
 
-def test_shots_and_masks_are_numbers_beside_the_samples():
-    samples = read("few-shot")[:3]
-    assert [(p.name, p.shots, p.value) for p in points("shots", samples)] == [
+def test_shots_and_masks_leave_the_samples_unchanged():
+    samples = read_shipped("few-shot")[:3]
+    assert [(p.name, p.shots, p.value) for p in build_points("shots", samples)] == [
         (f"shots-{n}", n, n) for n in (0, 1, 2, 4, 8)
     ]
-    made = points("masks", samples, counts=(0, 16))
-    assert [(p.name, p.extra_masks, p.filler, p.same_as) for p in made] == [
+    points = build_points("masks", samples, counts=(0, 16))
+    assert [(p.name, p.extra_masks, p.filler, p.same_as) for p in points] == [
         ("masks-0", 0, "", ""),
         ("masks-16", 16, "", ""),
         ("filler-0", 0, "", "masks-0"),
         ("filler-16", 0, " ." * 16, ""),
     ]
-    assert [p.value for p in points("masks", samples)] == [0, 8, 16, 32, 64, 128] * 2
-    assert all(list(p.samples) == samples for p in made)
+    assert [p.value for p in build_points("masks", samples)] == [0, 8, 16, 32, 64, 128] * 2
+    assert all(list(p.samples) == samples for p in points)
 
 
 # --- dirty
 
 
 @EXAMPLES
-@given(some_samples(gold=(1, 3), least=3), st.sampled_from(sorted(TRANSFORMS)))
-def test_level_0_is_the_sample_itself(samples, name):
-    samples = made_up(*samples)
+@given(sample_arguments(gold=(1, 3), minimum=3), st.sampled_from(sorted(TRANSFORMS)))
+def test_level_0_changes_nothing(samples, name):
+    samples = make_samples(*samples)
     (point,) = sweep("dirty", samples, transforms=name, levels=0)
-    assert all(was is now for was, now in pairs(point, samples))
+    assert all(source is changed for source, changed in pair_samples(point, samples))
 
 
 @pytest.mark.parametrize("name", ["typos", "ocr"])
 @EXAMPLES
-@given(some_samples(gold=(1, 3), least=2), st.sampled_from([0.1, 0.5, 1]))
-def test_damage_spares_answers_and_everything_but_the_passages(name, samples, level):
-    samples = made_up(*samples)
+@given(sample_arguments(gold=(1, 3), minimum=2), st.sampled_from([0.1, 0.5, 1]))
+def test_corruption_of_passages_leaves_answers_intact(name, samples, level):
+    samples = make_samples(*samples)
     (point,) = sweep("dirty", samples, transforms=name, levels=level)
-    for was, now in pairs(point, samples):
-        assert [(p.title, p.gold) for p in now.passages] == [(p.title, p.gold) for p in was.passages]
-        for old, new in zip(was.passages, now.passages, strict=True):
-            assert len(occurrences(new.text, was.answers)) >= len(occurrences(old.text, was.answers)) * old.gold
+    for source, changed in pair_samples(point, samples):
+        assert [(p.title, p.gold) for p in changed.passages] == [(p.title, p.gold) for p in source.passages]
+        for old, new in zip(source.passages, changed.passages, strict=True):
+            assert len(find_answers(new.text, source.answers)) >= len(find_answers(old.text, source.answers)) * old.gold
             if level == 1:
                 assert new.text != old.text
 
 
 @pytest.mark.parametrize("name", ["typos-question", "ocr-question"])
-def test_damage_to_the_question_spares_the_passages(name):
-    (point,) = points("dirty", TWINS["unanswerable"], transforms=name, levels=0.2)
-    changed = [was.question != now.question for was, now in pairs(point, TWINS["unanswerable"])]
-    assert sum(changed) > len(changed) / 2
-    assert all(was.passages == now.passages for was, now in pairs(point, TWINS["unanswerable"]))
+def test_corruption_of_the_question_leaves_passages_intact(name):
+    (point,) = build_points("dirty", TWINS["unanswerable"], transforms=name, levels=0.2)
+    differs = [source.question != changed.question for source, changed in pair_samples(point, TWINS["unanswerable"])]
+    assert sum(differs) > len(differs) / 2
+    assert all(source.passages == changed.passages for source, changed in pair_samples(point, TWINS["unanswerable"]))
 
 
-def test_damage_grows_with_its_level():
+def test_corruption_grows_with_its_level():
     text = " ".join(FACTS * 50)
-    for damage, places in ((typos, sum(c.isalpha() for c in text)), (misread, None)):
-        counts = [len(damage(text, set(), level, dice(0))) for level in (0.05, 0.1, 0.2, 1)]
+    for damage, places in ((make_typos, sum(c.isalpha() for c in text)), (make_ocr_errors, None)):
+        counts = [len(damage(text, set(), level, make_rng(0))) for level in (0.05, 0.1, 0.2, 1)]
         assert counts == sorted(set(counts))
         if places:
             assert counts[1] == pytest.approx(0.1 * places, rel=0.2)
@@ -532,21 +542,21 @@ def test_damage_grows_with_its_level():
 
 @EXAMPLES
 @given(st.text(st.sampled_from("abMrnlI1O0- .\n'é木"), max_size=40), st.data(), st.sampled_from([0.3, 1]))
-def test_typos_change_letters_and_ocr_what_can_be_misread(text, data, level):
-    kept = data.draw(st.sets(st.integers(0, 40)))
-    for damage in (typos, misread):
-        edits = sorted(damage(text, kept, level, dice("x")))
+def test_typos_change_letters_and_ocr_changes_similar_shapes(text, data, level):
+    protected = data.draw(st.sets(st.integers(0, 40)))
+    for damage in (make_typos, make_ocr_errors):
+        edits = sorted(damage(text, protected, level, make_rng("x")))
         assert all(a[1] <= b[0] for a, b in pairwise(edits))
         for start, stop, new in edits:
-            assert kept.isdisjoint(range(start, stop))
-            if damage is typos:
+            assert protected.isdisjoint(range(start, stop))
+            if damage is make_typos:
                 assert text[start:stop].isalpha()
                 assert new.isalpha() or not new
                 assert new != text[start:stop]
-        assert not text.strip() or edited(text, edits).strip()
-    for start, stop, new in misread(text, kept, level, dice("x")):
-        pairs = ["rn m", "m rn", "l 1", "l I", "1 l", "1 I", "I l", "I 1", "O 0", "0 O"]
-        assert f"{text[start:stop]} {new}" in pairs or (text[start:stop], new) in [
+        assert not text.strip() or edit_text(text, edits).strip()
+    for start, stop, new in make_ocr_errors(text, protected, level, make_rng("x")):
+        pair_samples = ["rn m", "m rn", "l 1", "l I", "1 l", "1 I", "I l", "I 1", "O 0", "0 O"]
+        assert f"{text[start:stop]} {new}" in pair_samples or (text[start:stop], new) in [
             (" ", "\n"),
             ("-", "-\n"),
             ("-", ""),
@@ -556,9 +566,10 @@ def test_typos_change_letters_and_ocr_what_can_be_misread(text, data, level):
 
 def test_typos_are_neighbours_swaps_and_drops():
     assert all(
-        stop == start + 1 and start % 2 for start, stop, _ in typos("modern" * 300, set(range(0, 1800, 2)), 1, dice(0))
+        stop == start + 1 and start % 2
+        for start, stop, _ in make_typos("modern" * 300, set(range(0, 1800, 2)), 1, make_rng(0))
     )
-    edits = typos("modern" * 300, set(), 0.3, dice(0))
+    edits = make_typos("modern" * 300, set(), 0.3, make_rng(0))
     kinds = Counter((stop - start, len(new)) for start, stop, new in edits)
     assert set(kinds) == {(1, 1), (2, 2), (1, 0)}
     for start, stop, new in edits:
@@ -569,107 +580,111 @@ def test_typos_are_neighbours_swaps_and_drops():
             assert new == old[::-1]
 
 
-def test_ocr_misreads_all_that_can_be():
+def test_ocr_makes_all_kinds_of_errors():
     text = "rn m l 1 I O 0 well-known " * 100
-    found = {(text[start:stop], new) for start, stop, new in misread(text, set(), 1, dice(0))}
-    assert found == {
+    errors = {(text[start:stop], new) for start, stop, new in make_ocr_errors(text, set(), 1, make_rng(0))}
+    assert errors == {
         *(("rn", "m"), ("m", "rn"), ("l", "1"), ("l", "I"), ("1", "l"), ("1", "I"), ("I", "l"), ("I", "1")),
         *(("O", "0"), ("0", "O"), (" ", "\n"), ("-", "-\n"), ("-", "")),
     }
-    broken = sorted(misread("rnrnrnrn sturdily " * 100, set(), 1, dice(0)))
+    broken = sorted(make_ocr_errors("rnrnrnrn sturdily " * 100, set(), 1, make_rng(0)))
     assert ("", "-\n") in {(text[start:stop], new) for start, stop, new in broken}
     assert all(a[1] <= b[0] for a, b in pairwise(broken))
 
 
 def test_a_gold_passage_without_evidence_is_cut_after_the_answer():
-    told = (Passage("", "It is X. There is more to tell of X.", True), Passage("", "It is all there is."))
-    samples = [Sample(str(n), "What?", ("X",), told) for n in range(20)]
-    (point,) = points("dirty", samples, transforms="truncated", levels=1)
+    passages = (Passage("", "It is X. There is more to tell of X.", True), Passage("", "It is all there is."))
+    samples = [Sample(str(n), "What?", ("X",), passages) for n in range(20)]
+    (point,) = build_points("dirty", samples, transforms="truncated", levels=1)
     cuts = {tuple(p.text for p in sample.passages) for sample in point.samples}
     assert len({first for first, _ in cuts}) > 5
     assert all(first.startswith("It is X") and second.startswith("It") for first, second in cuts)
     unknown = [replace(sample, answers=("Y",)) for sample in samples]
-    (point,) = points("dirty", unknown, transforms="truncated", levels=1)
-    assert all(sample.passages[0] == told[0] and sample.passages[1] != told[1] for sample in point.samples)
+    (point,) = build_points("dirty", unknown, transforms="truncated", levels=1)
+    assert all(sample.passages[0] == passages[0] and sample.passages[1] != passages[1] for sample in point.samples)
 
 
 @EXAMPLES
-@given(some_samples(gold=(1, 3), least=2))
-def test_truncated_passages_are_beginnings_that_have_the_evidence(samples):
-    samples = made_up(*samples)
+@given(sample_arguments(gold=(1, 3), minimum=2))
+def test_truncated_passages_keep_their_evidence(samples):
+    samples = make_samples(*samples)
     (point,) = sweep("dirty", samples, transforms="truncated", levels=1)
-    for was, now in pairs(point, samples):
-        for old, new in zip(was.passages, now.passages, strict=True):
+    for source, changed in pair_samples(point, samples):
+        for old, new in zip(source.passages, changed.passages, strict=True):
             assert old.text.startswith(new.text)
             assert (new.title, new.gold, new.evidence) == (old.title, old.gold, old.evidence)
-            assert not old.gold or bool(occurrences(new.text, was.answers)) == bool(occurrences(old.text, was.answers))
+            assert not old.gold or bool(find_answers(new.text, source.answers)) == bool(
+                find_answers(old.text, source.answers)
+            )
             assert old.gold or new.text != old.text
 
 
 @EXAMPLES
-@given(some_samples(gold=(1, 3), least=2), st.sampled_from([0.5, 1]))
-def test_duplicated_passages_are_there_twice(samples, level):
-    samples = made_up(*samples)
+@given(sample_arguments(gold=(1, 3), minimum=2), st.sampled_from([0.5, 1]))
+def test_duplicated_passages_occur_twice(samples, level):
+    samples = make_samples(*samples)
     (point,) = sweep("dirty", samples, transforms="duplicated", levels=level)
-    for was, now in pairs(point, samples):
-        extra = Counter(now.passages) - Counter(was.passages)
-        assert extra <= Counter(was.passages)
-        assert level < 1 or extra == Counter(was.passages)
-        left = iter(now.passages)
-        assert all(passage in left for passage in was.passages)
+    for source, changed in pair_samples(point, samples):
+        extra = Counter(changed.passages) - Counter(source.passages)
+        assert extra <= Counter(source.passages)
+        assert level < 1 or extra == Counter(source.passages)
+        left = iter(changed.passages)
+        assert all(passage in left for passage in source.passages)
 
 
 @EXAMPLES
-@given(some_samples(gold=(1, 3), least=2))
-def test_boilerplate_stands_around_a_passage(samples):
-    samples = made_up(*samples)
+@given(sample_arguments(gold=(1, 3), minimum=2))
+def test_boilerplate_surrounds_a_passage(samples):
+    samples = make_samples(*samples)
     (point,) = sweep("dirty", samples, transforms="boilerplate", levels=1)
-    for was, now in pairs(point, samples):
-        for old, new in zip(was.passages, now.passages, strict=True):
+    for source, changed in pair_samples(point, samples):
+        for old, new in zip(source.passages, changed.passages, strict=True):
             above, below = new.text.split(old.text)
             assert above.endswith("\n")
             assert below.startswith("\n")
             assert (new.title, new.gold) == (old.title, old.gold)
 
 
-def test_boilerplate_does_not_tell_the_answer():
+def test_boilerplate_does_not_contain_the_answer():
     sample = Sample("q", "What?", ("home", "Search", "no"), (Passage("", "It is home.", True),) * 40)
-    (point,) = points("dirty", [sample], transforms="boilerplate", levels=1)
+    (point,) = build_points("dirty", [sample], transforms="boilerplate", levels=1)
     assert not any(re.search("Home|Search|No$", p.text) for p in point.samples[0].passages)
 
 
 @pytest.mark.parametrize("name", ["reading-5", "two-hop", "contradicted"])
-def test_a_stale_version_is_beside_the_newer_and_older(name):
-    (point,) = points("dirty", TWINS[name], transforms="stale", levels=1)
+def test_a_stale_version_is_next_to_the_newer_one(name):
+    (point,) = build_points("dirty", TWINS[name], transforms="stale", levels=1)
     before = 0
-    for was, now in pairs(point, TWINS[name]):
-        (stale,) = [p for p in rest(now) if p not in was.passages]
-        (newer,) = [p for p in gold(now) if p not in was.passages]
-        i, j = now.passages.index(stale), now.passages.index(newer)
+    for source, changed in pair_samples(point, TWINS[name]):
+        (stale,) = [p for p in distractors_of(changed) if p not in source.passages]
+        (newer,) = [p for p in gold(changed) if p not in source.passages]
+        i, j = changed.passages.index(stale), changed.passages.index(newer)
         assert abs(i - j) == 1
         before += i < j
-        year, said = re.fullmatch(r"Last updated in (\d+)\. (.*)", stale.text).groups()
-        since, told = re.fullmatch(r"Last updated in (\d+)\. (.*)", newer.text).groups()
-        assert int(year) < int(since)
-        assert told in [p.text for p in gold(was)]
-        assert said not in [p.text for p in was.passages]
-        assert not occurrences(said, was.answers)
-        assert [p for p in now.passages if p not in (stale, newer)] == [p for p in was.passages if p.text != told]
+        old_year, old_text = re.fullmatch(r"Last updated in (\d+)\. (.*)", stale.text).groups()
+        new_year, new_text = re.fullmatch(r"Last updated in (\d+)\. (.*)", newer.text).groups()
+        assert int(old_year) < int(new_year)
+        assert new_text in [p.text for p in gold(source)]
+        assert old_text not in [p.text for p in source.passages]
+        assert not find_answers(old_text, source.answers)
+        assert [p for p in changed.passages if p not in (stale, newer)] == [
+            p for p in source.passages if p.text != new_text
+        ]
     assert 0 < before < len(point.samples)
 
 
-# --- the parts
+# --- passage edits
 
 
 @EXAMPLES
 @given(st.lists(st.integers(0, 5)), st.integers(0, 5))
-def test_woven_keeps_both_orders(gaps, count):
+def test_interleaving_keeps_both_orders(gaps, count):
     gaps = sorted(gap for gap in gaps if gap <= count)
-    told, others = [Passage("g", str(i), True) for i in range(len(gaps))], [Passage("r", str(i)) for i in range(count)]
-    made = woven(told, others, gaps)
-    assert [p for p in made if p.gold] == told
-    assert [p for p in made if not p.gold] == others
-    assert [sum(not q.gold for q in made[:i]) for i, p in enumerate(made) if p.gold] == gaps
+    golds, others = [Passage("g", str(i), True) for i in range(len(gaps))], [Passage("r", str(i)) for i in range(count)]
+    merged = interleave(golds, others, gaps)
+    assert [p for p in merged if p.gold] == golds
+    assert [p for p in merged if not p.gold] == others
+    assert [sum(not q.gold for q in merged[:i]) for i, p in enumerate(merged) if p.gold] == gaps
 
 
 @EXAMPLES
@@ -677,22 +692,22 @@ def test_woven_keeps_both_orders(gaps, count):
     st.text("abc", min_size=8, max_size=8),
     st.lists(st.tuples(st.sampled_from([0, 1, 2, 3, 5, 6, 7]), st.text("x", max_size=3))),
 )
-def test_evidence_moves_with_its_text(text, given):
+def test_evidence_moves_with_its_text(text, insertions):
     passage = Passage("", text, True, ((3, 5),))
-    edits = [(start, start + (start not in (3, 5)), new) for start, new in dict(given).items()]
-    ((start, stop),) = rewritten(passage, edits).evidence
-    assert rewritten(passage, edits).text[start:stop] == text[3:5]
+    edits = [(start, start + (start not in (3, 5)), new) for start, new in dict(insertions).items()]
+    ((start, stop),) = edit_passage(passage, edits).evidence
+    assert edit_passage(passage, edits).text[start:stop] == text[3:5]
 
 
-def test_answers_are_found_as_words():
-    assert occurrences("A red, shared Red house in C++.", ("red", "RED house", "c++", "")) == [
+def test_answers_are_found_as_whole_words():
+    assert find_answers("A red, shared Red house in C++.", ("red", "RED house", "c++", "")) == [
         (2, 5),
         (14, 23),
         (27, 30),
     ]
 
 
-# --- what is refused
+# --- errors
 
 SAMPLES = TWINS["reading-5"]
 
@@ -713,12 +728,12 @@ SAMPLES = TWINS["reading-5"]
         ("noise", SAMPLES, {"distractors": "retrieved"}, "need `retrieve`, a function from a question to passages"),
         ("noise", SAMPLES, {"distractors": "random", "lengths": "fixed"}, "the harmless passages themselves"),
         ("noise", SAMPLES, {"counts": (1, 99999)}, r"counts goes up to 99999, and there are \d+ random passages for"),
-        ("noise", SAMPLES, {"total": 3}, "total=3 passages do not hold 1 gold ones and 16 others"),
+        ("noise", SAMPLES, {"total": 3}, "total=3 passages cannot hold 1 gold ones and 16 others"),
         (
             "noise",
             SAMPLES,
             {"total": 9999},
-            r"9999 passages of fixed length are asked for, and there are harmless ones for",
+            r"fixed length needs 9999 passages, and there are harmless ones for",
         ),
         ("noise", SAMPLES[:1], {}, "noise needs random distractors .*, which the sample lacks; give more samples"),
         (
@@ -733,10 +748,15 @@ SAMPLES = TWINS["reading-5"]
             {},
             'layout needs two gold passages or more, which all 12 samples lack; mark each hop with "',
         ),
-        ("layout", TWINS["two-hop"][:1], {}, "an answer of another sample to put in its place, which the sample lacks"),
+        (
+            "layout",
+            TWINS["two-hop"][:1],
+            {},
+            "an answer of another sample that can replace its own, which the sample lacks",
+        ),
         ("position", TWINS["two-hop"], {}, "needs exactly one gold passage, which all 12 samples lack"),
         ("position", TWINS["reading-1"], {}, "there would be 1 document; give more: documents=5"),
-        ("position", SAMPLES, {"documents": 9999}, "position needs 9998 passages beside the gold one, which all 12"),
+        ("position", SAMPLES, {"documents": 9999}, "position needs 9998 passages besides the gold one, which all 12"),
         ("position", SAMPLES, {"documents": (2, 3)}, "documents takes one value, got 2: 2, 3"),
         ("position", SAMPLES, {"documents": "x"}, "documents must be whole numbers from 1 on, got 'x'"),
         ("noise", SAMPLES, {"total": (20, 30)}, "total takes one value, got 2: 20, 30"),
@@ -769,34 +789,34 @@ SAMPLES = TWINS["reading-5"]
             "dirty",
             TWINS["unanswerable"],
             {},
-            "has one of the answers in its text, .* or leave stale out of `transforms`",
+            "whose text contains one of the answers, .* or leave stale out of `transforms`",
         ),
         (
             "dirty",
-            read("few-shot")[:2],
+            read_shipped("few-shot")[:2],
             {},
-            'give "passages", or take what hits the question: transforms="typos-question"',
+            'give "passages", or choose a transform of the question: transforms="typos-question"',
         ),
         ("dirty", [], {}, "there are no samples"),
-        ("dirty", [SAMPLES[0], SAMPLES[0]], {}, "the id 'reading-5-0' is that of several samples"),
+        ("dirty", [SAMPLES[0], SAMPLES[0]], {}, "several samples have the id 'reading-5-0'"),
     ],
 )
-def test_what_cannot_be_is_refused_in_a_sentence(kind, samples, options, message):
-    with pytest.raises(UserError, match=message) as refused:
-        points(kind, samples, **options)
-    assert "\n" not in str(refused.value)
+def test_errors_are_one_sentence(kind, samples, options, message):
+    with pytest.raises(UserError, match=message) as caught:
+        build_points(kind, samples, **options)
+    assert "\n" not in str(caught.value)
 
 
-def test_where_no_sample_meets_all_needs_both_are_told():
-    whole = Sample("a", "Q?", ("X",), (Passage("", "X is", True), Passage("", "Y is", True), Passage("", "Z.")))
-    without = Sample("b", "Q?", ("no",), (Passage("", "One. Two.", True), Passage("", "Y is", True), Passage("", "Z.")))
-    with pytest.raises(UserError, match="and no sample has it all"):
-        points("layout", [whole, without], layouts=("split", "contradicted"))
-    assert points("layout", [whole, without], layouts="split")[0].left_out == 1
+def test_requirements_that_no_sample_meets_together_are_an_error():
+    answering = Sample("a", "Q?", ("X",), (Passage("", "X is", True), Passage("", "Y is", True), Passage("", "Z.")))
+    other = Sample("b", "Q?", ("no",), (Passage("", "One. Two.", True), Passage("", "Y is", True), Passage("", "Z.")))
+    with pytest.raises(UserError, match="and no sample has all of it"):
+        build_points("layout", [answering, other], layouts=("split", "contradicted"))
+    assert build_points("layout", [answering, other], layouts="split")[0].left_out == 1
 
 
-def test_every_kind_tells_what_it_is():
+def test_every_kind_has_a_description():
     for kind in KINDS.values():
         assert kind.title
-        assert kind.about.endswith(".")
+        assert kind.description.endswith(".")
         assert kind.options

@@ -1,4 +1,4 @@
-"""`Trace.received` on every scale and view, against slow restatements of docs/methods.md."""
+"""`Trace`: received attention on every scale and view, against slow restatements of docs/methods.md; text, xarray."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from synthetic import HEADS, LAYERS, VISIBILITY, arm, batched, mdm, record
+from synthetic_decodings import HEADS, LAYERS, VISIBILITY, batch_steps, decode_arm, decode_mdm, record_traces
 
 from floatscope.canvas import Reductions
 from floatscope.errors import UserError
@@ -20,8 +20,8 @@ seeds = pytest.mark.parametrize("seed", range(4))
 GROUP = {"all": 0, "masked": 1, "committed": 2, "predicting": 3}
 
 
-def uniformly(trace: Trace) -> Trace:
-    """The same trace, had every row attended uniformly."""
+def with_uniform_attention(trace: Trace) -> Trace:
+    """The same trace if every row attended uniformly."""
     received = trace.arrays["uniform"][:, trace.arrays["layer_visibility"]]
     return replace(trace, arrays={**trace.arrays, "received": received})
 
@@ -29,7 +29,7 @@ def uniformly(trace: Trace) -> Trace:
 @seeds
 @pytest.mark.parametrize("group", GROUP)
 def test_scales_of_one_layer(seed, group):
-    trace = record([mdm(seed, 6, 5, 4)])[0]
+    trace = record_traces([decode_mdm(seed, 6, 5, 4)])[0]
     for layer in range(LAYERS):
         mean = trace.arrays["received"][:, layer, GROUP[group]]
         uniform = trace.arrays["uniform"][:, VISIBILITY[layer], GROUP[group]]
@@ -38,80 +38,93 @@ def test_scales_of_one_layer(seed, group):
         np.testing.assert_allclose(trace.received(layer, group, "sum"), 11 * mean, rtol=1e-6)
         with np.errstate(invalid="ignore"):
             np.testing.assert_allclose(trace.received(layer, group, "lift"), mean / uniform, rtol=1e-6)
-        np.testing.assert_array_equal(trace.by_layer(group)[:, layer], mean)
+        np.testing.assert_array_equal(trace.received(group=group)[:, layer], mean)
+        assert trace.received(group=group).dtype == np.float32
         np.testing.assert_array_equal(trace.uniform(group)[:, layer], uniform)
 
 
 @seeds
 @pytest.mark.parametrize("scale", ["mean", "sum", "percent", "lift"])
-def test_without_a_layer_it_is_the_mean_over_layers_of_the_scaled_value(seed, scale):
-    trace = record([mdm(seed, 6, 5, 4)])[0]
-    each = [trace.received(layer, scale=scale) for layer in range(LAYERS)]
-    np.testing.assert_allclose(trace.received(scale=scale), np.mean(each, 0), rtol=1e-5)
+def test_without_a_layer_every_layer_is_returned(seed, scale):
+    trace = record_traces([decode_mdm(seed, 6, 5, 4)])[0]
+    layers = [trace.received(layer, scale=scale) for layer in range(LAYERS)]
+    assert trace.received(scale=scale).shape == (4, LAYERS, 11)
+    np.testing.assert_array_equal(trace.received(scale=scale), np.stack(layers, 1))
+
+
+@seeds
+@pytest.mark.parametrize("scale", ["mean", "sum", "percent", "lift"])
+def test_the_layer_mean_is_the_mean_over_layers_of_the_scaled_value(seed, scale):
+    trace = record_traces([decode_mdm(seed, 6, 5, 4)])[0]
+    layers = [trace.received(layer, scale=scale) for layer in range(LAYERS)]
+    np.testing.assert_allclose(trace.received("mean", scale=scale), np.mean(layers, 0), rtol=1e-5)
 
 
 @seeds
 def test_the_mean_over_heads_is_the_head_mean(seed):
-    trace = record([mdm(seed, 6, 5, 4)])[0]
-    each = [trace.received(1, "masked", "lift", head=h) for h in range(HEADS)]
-    np.testing.assert_allclose(trace.received(1, "masked", "lift"), np.mean(each, 0), rtol=1e-5)
+    trace = record_traces([decode_mdm(seed, 6, 5, 4)])[0]
+    heads = [trace.received(1, "masked", "lift", head=h) for h in range(HEADS)]
+    np.testing.assert_allclose(trace.received(1, "masked", "lift"), np.mean(heads, 0), rtol=1e-5)
 
 
 @seeds
 def test_uniform_attention_has_lift_one_everywhere(seed):
-    for trace in (record([mdm(seed, 6, 5, 4)])[0], record([arm(seed, 6, 5)[0]], meta={"rows": "cache"})[0]):
-        lift = uniformly(trace).received(scale="lift")
-        seen = np.isfinite(lift)
-        assert (lift[seen] == 1).all()
-        assert seen.any(1).all()
+    for trace in (
+        record_traces([decode_mdm(seed, 6, 5, 4)])[0],
+        record_traces([decode_arm(seed, 6, 5)[0]], meta={"rows": "cache"})[0],
+    ):
+        lift = with_uniform_attention(trace).received("mean", scale="lift")
+        is_visible = np.isfinite(lift)
+        assert (lift[is_visible] == 1).all()
+        assert is_visible.any(1).all()
 
 
 @seeds
 def test_uniform_attention_has_lift_one_over_the_whole_prefix(seed):
-    trace = uniformly(record([arm(seed, 6, 5)[0]], meta={"rows": "cache"})[0])
-    lift = trace.received(scale="lift", view="prefix")
-    there = np.arange(lift.shape[1]) < trace.arrays["keys"][:, None]
-    assert (lift[there] == 1).all()
-    assert np.isnan(lift[~there]).all()
+    trace = with_uniform_attention(record_traces([decode_arm(seed, 6, 5)[0]], meta={"rows": "cache"})[0])
+    lift = trace.received("mean", scale="lift", view="prefix")
+    on_canvas = np.arange(lift.shape[1]) < trace.arrays["keys"][:, None]
+    assert (lift[on_canvas] == 1).all()
+    assert np.isnan(lift[~on_canvas]).all()
 
 
 @seeds
 @pytest.mark.parametrize("prompt", [2, 7])
-def test_the_prefix_view_is_the_whole_matrix_so_far(seed, prompt):
-    moments, whole = arm(seed, prompt, 6)
-    trace = record([moments], meta={"rows": "cache"})[0]
+def test_the_prefix_view_equals_the_attention_matrix_rows(seed, prompt):
+    steps, attention = decode_arm(seed, prompt, 6)
+    trace = record_traces([steps], meta={"rows": "cache"})[0]
     assert trace.arrays["layer_visibility"].tolist() == list(VISIBILITY)
     for t in range(6):
         n = prompt + t
         for layer in range(LAYERS):
-            seen = whole[layer, :, :n, :n]  # causal rows never change, so this is what a forward without a cache shows
-            slow = np.array([sum(seen[h, i, j] for h in range(HEADS) for i in range(n)) / HEADS / n for j in range(n)])
-            visible = np.stack([seen[0, i] > 0 for i in range(n)])
+            rows = attention[layer, :, :n, :n]  # causal rows never change, so a forward without a cache shows the same
+            slow = np.array([sum(rows[h, i, j] for h in range(HEADS) for i in range(n)) / HEADS / n for j in range(n)])
+            visible = np.stack([rows[0, i] > 0 for i in range(n)])
             uniform = np.array([sum(visible[i, j] / visible[i].sum() for i in range(n)) / n for j in range(n)])
             scales = {"mean": slow, "sum": n * slow, "percent": 100 * slow, "lift": slow / uniform}
             scales["visible"] = slow * n / visible.sum(0)
-            for scale, wanted in scales.items():
-                found = trace.received(layer, scale=scale, view="prefix")[t]
-                np.testing.assert_allclose(found[:n], wanted, rtol=1e-5, err_msg=scale)
-                assert np.isnan(found[n:]).all()
-                np.testing.assert_array_equal(trace.by_layer(scale=scale)[t, layer], found)
+            for scale, expected in scales.items():
+                received = trace.received(layer, scale=scale, view="prefix")[t]
+                np.testing.assert_allclose(received[:n], expected, rtol=1e-5, err_msg=scale)
+                assert np.isnan(received[n:]).all()
+                np.testing.assert_array_equal(trace.received(scale=scale)[t, layer], received)
             np.testing.assert_allclose(trace.uniform()[t, layer, :n], uniform, rtol=1e-5)
-        one = trace.received(0, head=1, view="prefix")[t, :n]
-        np.testing.assert_allclose(one, whole[0, 1, :n, :n].sum(0) / n, rtol=1e-5)
+        one_head = trace.received(0, head=1, view="prefix")[t, :n]
+        np.testing.assert_allclose(one_head, attention[0, 1, :n, :n].sum(0) / n, rtol=1e-5)
 
 
 def test_the_sum_scale_counts_the_keys_of_its_own_step():
-    trace = record([arm(0, 4, 3)[0]], meta={"rows": "cache"})[0]
+    trace = record_traces([decode_arm(0, 4, 3)[0]], meta={"rows": "cache"})[0]
     ratio = trace.received(0, scale="sum") / trace.received(0)
     assert np.nanmax(ratio, 1).round(4).tolist() == [4, 5, 6]
 
 
-def traced(keep: str = "heads") -> Trace:
-    return record([mdm(0, 6, 5, 2)], keep=keep)[0]
+def build_trace(level: str = "heads") -> Trace:
+    return record_traces([decode_mdm(0, 6, 5, 2)], level=level)[0]
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("arguments", "message"),
     [
         (
             {"scale": "lifts"},
@@ -119,61 +132,61 @@ def traced(keep: str = "heads") -> Trace:
         ),
         ({"group": "mask"}, r"unknown group 'mask' \(did you mean 'masked'\?\)"),
         ({"view": "rows"}, r"unknown view 'rows' \(did you mean 'row'\?\); allowed: prefix, row"),
-        ({"layer": 3}, "layer 3 is not in the trace of 'sample-0', which holds layers 0 to 2"),
+        ({"layer": 3}, "layer 3 is not in the trace of 'sample-0', which has layers 0 to 2"),
         ({"layer": -1}, "layer -1 is not in the trace"),
-        ({"head": 2}, "head 2 is not in the trace of 'sample-0', which holds heads 0 to 1"),
+        ({"head": 2}, "head 2 is not in the trace of 'sample-0', which has heads 0 to 1"),
     ],
 )
-def test_what_is_not_there_is_refused_with_what_is(asked, message):
+def test_unknown_arguments_are_refused_with_the_valid_ones(arguments, message):
     with pytest.raises(UserError, match=message):
-        traced().received(**asked)
+        build_trace().received(**arguments)
 
 
 def test_one_head_needs_keep_heads():
-    with pytest.raises(UserError, match=r"does not keep 'received_heads': .* keep=\"heads\" or more"):
-        traced("summary").received(head=0)
+    with pytest.raises(UserError, match=r"does not store 'received_heads': .* level=\"heads\" and above"):
+        build_trace("summary").received(head=0)
 
 
 @pytest.mark.parametrize(
-    ("missing", "message"), [("uniform", "use one of mean, sum, percent"), ("received", 'keep="summary"')]
+    ("missing", "message"), [("uniform", "use one of mean, sum, percent"), ("received", 'level="summary"')]
 )
-def test_a_field_that_was_not_kept_is_named(missing, message):
-    trace = traced()
+def test_a_field_that_is_not_stored_is_named(missing, message):
+    trace = build_trace()
     trace = replace(trace, arrays={n: a for n, a in trace.arrays.items() if n != missing})
-    with pytest.raises(UserError, match=f"does not keep '{missing}': .*{message}"):
+    with pytest.raises(UserError, match=f"does not store '{missing}': .*{message}"):
         trace.received(scale="lift")
 
 
 @seeds
-def test_groups_of_the_prefix_are_the_rows_shown_so_far(seed):
-    """Committed rows add up from the first step that has one; a causal model has no masked rows; predicting is one."""
+def test_groups_of_the_prefix_are_the_rows_rows(seed):
+    """Committed rows accumulate; a causal model has no masked rows, and one predicting row per step."""
     prompt, new = 4, 5
-    moments, whole = arm(seed, prompt, new)
-    trace = record([moments], meta={"rows": "cache"})[0]
+    steps, attention = decode_arm(seed, prompt, new)
+    trace = record_traces([steps], meta={"rows": "cache"})[0]
     assert np.isnan(trace.received(group="masked")).all()
     np.testing.assert_array_equal(trace.received(group="predicting"), trace.received(group="predicting", view="row"))
     committed = trace.received(0, group="committed")
     assert np.isnan(committed[0]).all()
     for t in range(1, new):
         n = prompt + t
-        np.testing.assert_allclose(committed[t, :n], whole[0, :, prompt:n, :n].mean((0, 1)), rtol=1e-5)
+        np.testing.assert_allclose(committed[t, :n], attention[0, :, prompt:n, :n].mean((0, 1)), rtol=1e-5)
 
 
-def test_a_model_without_a_cache_shows_all_its_rows_in_both_views():
-    np.testing.assert_array_equal(traced().received(view="row"), traced().received(view="prefix"))
+def test_both_views_are_equal_without_a_cache():
+    np.testing.assert_array_equal(build_trace().received(view="row"), build_trace().received(view="prefix"))
 
 
-def test_layers_go_by_the_models_numbers():
-    trace = traced()
+def test_layers_have_the_numbers_of_the_model():
+    trace = build_trace()
     trace = replace(trace, arrays={**trace.arrays, "layers": np.array([4, 9, 12], np.int32)})
     np.testing.assert_array_equal(trace.received(9), trace.arrays["received"][:, 1, 0])
-    with pytest.raises(UserError, match="holds layers 4, 9, 12"):
+    with pytest.raises(UserError, match="has layers 4, 9, 12"):
         trace.received(0)
 
 
-def test_to_xarray_has_the_same_numbers_under_the_same_names():
+def test_to_xarray_has_the_same_values_under_the_same_names():
     meta = {"model": "twin:mdm", "steps": 2, "sampler": {"name": "confidence"}, "greedy": True}
-    trace = record([mdm(0, 6, 5, 2)], meta=meta)[0]
+    trace = record_traces([decode_mdm(0, 6, 5, 2)], meta=meta)[0]
     data = trace.to_xarray()
     assert set(data.data_vars) == set(trace.arrays)
     for name, array in trace.arrays.items():
@@ -193,7 +206,7 @@ def test_to_xarray_has_the_same_numbers_under_the_same_names():
 
 
 def test_layer_names_are_a_coordinate():
-    trace = traced()
+    trace = build_trace()
     trace = replace(trace, coords={**trace.coords, "layer": ("a", "b", "c")})
     assert list(trace.to_xarray().layer_name.values) == ["a", "b", "c"]
 
@@ -201,44 +214,44 @@ def test_layer_names_are_a_coordinate():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"axes": {"x": ("key",)}}, "array 'x' has 2 axes, and 1 names for them: key"),
-        ({"coords": {"group": ("a",)}}, r"axis 'group' is 2 long in array 'x' and 1 long in coords\['group'\]"),
+        ({"axes": {"x": ("key",)}}, "array 'x' has 2 axes but 1 axis names: key"),
+        ({"coords": {"group": ("a",)}}, r"axis 'group' has length 2 in array 'x' and 1 in coords\['group'\]"),
         (
             {"arrays": {"x": np.zeros((2, 3)), "y": np.zeros(4)}},
-            "axis 'key' is 4 long in array 'y' and 3 long in array 'x'",
+            "axis 'key' has length 4 in array 'y' and 3 in array 'x'",
         ),
         ({"meta": {"a": object()}}, "meta must be plain JSON"),
-        ({"meta": {"a": float("inf")}}, "meta holds a number JSON has no word for .*write inf or nan as text"),
+        ({"meta": {"a": float("inf")}}, "meta has a number that JSON cannot write .*write inf or nan as text"),
     ],
 )
-def test_a_trace_that_contradicts_itself_is_refused(change, message):
-    whole = {
+def test_inconsistent_axes_are_refused(change, message):
+    valid = {
         "arrays": {"x": np.zeros((2, 3))},
         "axes": {"x": ("group", "key"), "y": ("key",)},
         "coords": {},
         "meta": {},
     }
     with pytest.raises(UserError, match=message):
-        Trace(sample="s", **{**whole, **change})
+        Trace(sample="s", **{**valid, **change})
 
 
-def test_a_decoding_that_nobody_watched_still_has_its_canvas():
+def test_a_trace_without_watched_layers_has_its_canvas():
     recorder = Recorder(["x"])
-    for moment in mdm(0, 5, 4, 2):
-        recorder.add(batched([moment])[0], [], [])
-    trace = recorder.traces()[0]
+    for step_data in decode_mdm(0, 5, 4, 2):
+        recorder.add(batch_steps([step_data])[0], [], [])
+    trace = recorder.build_traces()[0]
     assert trace.arrays["tokens"].shape == (2, 9)
     assert len(trace.to_xarray().layer) == 0
-    with pytest.raises(UserError, match="the trace of 'x' does not keep 'received'"):
+    with pytest.raises(UserError, match="the trace of 'x' does not store 'received'"):
         trace.received()
 
 
-def test_a_trace_is_shown_in_one_line():
-    assert repr(traced()).startswith("Trace('sample-0': step 2, layer 3, key 11, commit 5; ")
+def test_the_repr_of_a_trace_is_one_line():
+    assert repr(build_trace()).startswith("Trace('sample-0': step 2, layer 3, key 11, commit 5; ")
 
 
-def test_importing_the_room_imports_nothing_to_draw_with():
-    heavy = "{'matplotlib', 'xarray', 'transformers', 'pandas'}"
+def test_importing_traces_is_light():
+    heavy = "{'torch', 'matplotlib', 'xarray', 'transformers', 'pandas'}"
     code = f"import sys, floatscope.traces; sys.exit(len({heavy} & set(sys.modules)))"
     assert (
         subprocess.run(
@@ -248,22 +261,69 @@ def test_importing_the_room_imports_nothing_to_draw_with():
     )
 
 
-def test_other_groups_go_by_their_own_names():
-    step, layers, visibility = batched([mdm(0, 5, 4, 1)[0]])
+def test_other_groups_have_their_own_names():
+    step, layers, visibility = batch_steps([decode_mdm(0, 5, 4, 1)[0]])
     recorder = Recorder(["x"], coords={"group": ["prompt"]})
     recorder.add(step, [Reductions(r.layer, {"received": r.fields["received"][:, :1]}) for r in layers], visibility)
-    trace = recorder.traces()[0]
+    trace = recorder.build_traces()[0]
     np.testing.assert_array_equal(trace.received(2, "prompt"), trace.arrays["received"][:, 2, 0])
     with pytest.raises(UserError, match="unknown group 'all'; allowed: prompt"):
         trace.received()
 
 
-def test_keys_too_few_rows_see_are_left_out_of_the_ranking():
-    trace = record([mdm(0, 6, 5, 4)])[0]
+def test_keys_that_too_few_rows_see_are_not_eligible():
+    trace = record_traces([decode_mdm(0, 6, 5, 4)])[0]
     trace.arrays["eligible"][:] = 1
     trace.arrays["eligible"][1, :, :, 4] = 0
-    ranked = trace.received(layer=1, eligible=True)
-    assert np.isnan(ranked[1, 4])
-    everything = trace.received(layer=1)
-    everything[1, 4] = np.nan
-    np.testing.assert_array_equal(ranked, everything)
+    eligible = trace.received(layer=1, eligible=True)
+    assert np.isnan(eligible[1, 4])
+    expected = trace.received(layer=1)
+    expected[1, 4] = np.nan
+    np.testing.assert_array_equal(eligible, expected)
+
+
+def test_top_key_has_the_shape_of_the_layers_it_is_given():
+    trace = build_trace()
+    every = trace.top_key()
+    assert every.shape == (2, LAYERS)
+    for layer in range(LAYERS):
+        lift = trace.received(layer, scale="lift", eligible=True)
+        expected = [max(np.flatnonzero(np.isfinite(row)), key=lambda j: row[j], default=-1) for row in lift]
+        assert trace.top_key(layer).tolist() == every[:, layer].tolist() == expected
+    assert trace.top_key("mean").shape == (2,)
+
+
+def with_pieces(trace: Trace) -> Trace:
+    """With a text for every token: 7 is "<7>"."""
+    pieces = {str(i): f"<{i}>" for i in range(100)}
+    return replace(trace, meta={**trace.meta, "pieces": pieces, "special_ids": [0]})
+
+
+def test_tokens_and_text_of_a_trace():
+    trace = build_trace()
+    assert trace.text is None
+    assert trace.pieces is None
+    np.testing.assert_array_equal(trace.tokens, trace.arrays["tokens"])
+    spelled = with_pieces(trace)
+    assert spelled.pieces[7] == "<7>"
+    assert spelled.text == "".join(f"<{i}>" for i in trace.arrays["tokens_after"])
+    grown = with_pieces(record_traces([decode_arm(0, 4, 3)[0]], meta={"rows": "cache"})[0])
+    assert grown.text.count("<") == 7  # the token that the last step wrote is part of the text
+
+
+def test_special_tokens_are_left_out_of_the_text():
+    trace = with_pieces(build_trace())
+    first = int(trace.arrays["tokens_after"][0])
+    without = replace(trace, meta={**trace.meta, "special_ids": [first]})
+    assert without.text == trace.text.replace(f"<{first}>", "")
+
+
+@pytest.mark.parametrize("keys", [11, 6])
+def test_to_xarray_names_the_token_of_each_key(keys):
+    trace = build_trace() if keys == 11 else record_traces([decode_arm(0, 4, 3)[0]], meta={"rows": "cache"})[0]
+    assert "token" not in trace.to_xarray().coords
+    data = with_pieces(trace).to_xarray()
+    assert data.coords["token"].dims == ("key",)
+    assert "token" not in data.indexes
+    assert data.token.values.tolist() == [f"<{i}>" for i in trace.arrays["tokens_after"][:keys]]
+    assert data.received.mean("step").token.values[0] == data.token.values[0]

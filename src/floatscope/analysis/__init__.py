@@ -1,10 +1,94 @@
-"""From traces to numbers: pure functions, one file per question. Tables are tidy, with a row per sample."""
+"""From traces to tables: every analysis takes a run, traces or one trace and returns a table with a row per sample.
 
-from floatscope.analysis.absorption import absorption as absorption
-from floatscope.analysis.detectors import detect as detect
-from floatscope.analysis.estimate import difference as difference
-from floatscope.analysis.estimate import estimate as estimate
-from floatscope.analysis.floating import floating_index as floating_index
-from floatscope.analysis.look import TraceView as TraceView
-from floatscope.analysis.look import trace_views as trace_views
-from floatscope.analysis.measure import build_tables as build_tables
+fs.analyse(run)                                  # every table in one pass
+fs.analysis.floating(run)                        # one table
+fs.analysis.absorption(run, detector="topk(k=5)")
+fs.analysis.estimate(table, "lift", by=["layer", "set"])     # mean with its 95 % interval
+fs.analysis.difference(table, control, "lift")               # paired difference
+"""
+
+from floatscope.analysis.anchor_movement import drift, floating, head_floating, layer_drift, lifetimes, top_keys
+from floatscope.analysis.anchor_tables import (
+    absorption,
+    anchor_classes,
+    anchor_tokens,
+    anchors,
+    concentration,
+    eps_sweep,
+    sinks,
+)
+from floatscope.analysis.commit_order import arness, commits, coupling, order, trajectory
+from floatscope.analysis.depth import find_crossing, predicting_rows, structure, token_classes
+from floatscope.analysis.detectors import Detector, detect, parse_detector
+from floatscope.analysis.evaluations import Evaluation, open_evaluation
+from floatscope.analysis.experiments import effects
+from floatscope.analysis.heads import dormant_share, head_activity, masked_rows
+from floatscope.analysis.influence_correlation import influence
+from floatscope.analysis.qk_decomposition import attribution, key_zscores, norms, qk
+from floatscope.analysis.region_flow import flow, region_importance, rollout, rollout_distance
+from floatscope.analysis.retrieval_heads import head_correlation, head_map, layer_profile, retrieval
+from floatscope.analysis.run_tables import RunTables, analyse
+from floatscope.analysis.sample_table import samples
+from floatscope.analysis.statistics import difference, estimate
+from floatscope.analysis.stress_tests import position_gap, stress_curve
+from floatscope.analysis.trace_view import TraceView, trace_views
+
+__all__ = [
+    "Detector",
+    "Evaluation",
+    "RunTables",
+    "TraceView",
+    "absorption",
+    "analyse",
+    "anchor_classes",
+    "anchor_tokens",
+    "anchors",
+    "arness",
+    "attribution",
+    "commits",
+    "concentration",
+    "coupling",
+    "detect",
+    "difference",
+    "dormant_share",
+    "drift",
+    "effects",
+    "eps_sweep",
+    "estimate",
+    "find_crossing",
+    "floating",
+    "flow",
+    "head_activity",
+    "head_correlation",
+    "head_floating",
+    "head_map",
+    "influence",
+    "key_zscores",
+    "layer_drift",
+    "layer_profile",
+    "lifetimes",
+    "masked_rows",
+    "norms",
+    "open_evaluation",
+    "order",
+    "parse_detector",
+    "position_gap",
+    "predicting_rows",
+    "qk",
+    "region_importance",
+    "retrieval",
+    "rollout",
+    "rollout_distance",
+    "samples",
+    "sinks",
+    "stress_curve",
+    "structure",
+    "token_classes",
+    "top_keys",
+    "trace_views",
+    "trajectory",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,9 +1,9 @@
-"""Depth: do shallow layers look at structure and deep ones at content?
+"""Depth: do shallow layers attend to structure and deep layers to content?
 
-classes(look)              # a row per layer and token class: its share of attention beside the even one
-structure(look)            # a row per layer: structure and content, each over what uniform attention would give
-crossing(table)            # the layer from which content is ahead
-answer_rows(look)          # a row per layer and region: where the rows that decide the answer look
+token_classes(run)         # a row per layer and token class: its share of attention, also under uniform attention
+structure(run)             # a row per layer, for structure and for content
+find_crossing(table)       # the layer from which on content leads
+predicting_rows(run)       # a row per layer and region: what the predicting rows attend to
 """
 
 from __future__ import annotations
@@ -14,45 +14,60 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool
 
-from floatscope.analysis.estimate import estimate
-from floatscope.analysis.look import TraceView
+from floatscope.analysis.statistics import estimate
 from floatscope.analysis.tokens import CLASSES, STRUCTURE
+from floatscope.analysis.trace_view import TraceView, per_sample
 from floatscope.errors import UserError
 
 
-def classes(look: TraceView) -> pd.DataFrame:
-    """`share` of the received attention, mean over steps; `base` the same under uniform attention; `ratio` of both.
-    `moved` is the share of what the attention moves, `moved_ratio` that over `base`."""
-    return _shares(look, "class", {name: look.classes == number for number, name in enumerate(CLASSES)})
+@per_sample
+def token_classes(view: TraceView) -> pd.DataFrame:
+    """The attention on each token class, mean over steps: a row per layer and class.
+
+    `share` of the received attention, `base` the same under uniform attention, their `ratio`; `contribution` the share
+    of all contributions, `contribution_ratio` that over `base`.
+    """
+    return _share_table(view, "class", {name: view.token_classes == index for index, name in enumerate(CLASSES)})
 
 
-def structure(look: TraceView) -> pd.DataFrame:
-    structural = np.isin(look.classes, [CLASSES.index(name) for name in STRUCTURE])
-    there = look.classes >= 0
-    return _shares(look, "set", {"structure": structural, "content": there & ~structural})
+@per_sample
+def structure(view: TraceView) -> pd.DataFrame:
+    """The attention on `structure` (every token class except content) and on `content`: a row per layer and set.
+
+    The columns are those of `token_classes`.
+    """
+    is_structure = np.isin(view.token_classes, [CLASSES.index(name) for name in STRUCTURE])
+    on_canvas = view.token_classes >= 0
+    return _share_table(view, "set", {"structure": is_structure, "content": on_canvas & ~is_structure})
 
 
-def crossing(table: pd.DataFrame) -> int | None:
-    """The first layer from which on, up to the last, content has the larger ratio; None if there is no such layer."""
+def find_crossing(table: pd.DataFrame) -> int | None:
+    """Return the first layer from which on, up to the last, content has the larger ratio, or None.
+
+    `table` is one of `structure`.
+    """
     means = (
         estimate(table, "ratio", by=["layer", "set"]).pivot(index="layer", columns="set", values="mean").sort_index()
     )
-    behind = means.index[~(means["content"] > means["structure"])]
-    after = means.index if behind.empty else means.index[means.index > behind[-1]]
-    return None if after.empty else int(after[0])
+    not_leading = means.index[~(means["content"] > means["structure"])]
+    leading = means.index if not_leading.empty else means.index[means.index > not_leading[-1]]
+    return None if leading.empty else int(leading[0])
 
 
-def answer_rows(look: TraceView) -> pd.DataFrame:
-    """`mass` an average predicting row puts on a region (mean over heads and commits), `base` what uniform attention
-    would put there, `ratio` of both. Where documents and gold ones are known, `other documents` are those that are not
-    gold."""
-    trace = look.trace
+@per_sample
+def predicting_rows(view: TraceView) -> pd.DataFrame:
+    """What the predicting rows attend to: a row per layer and region.
+
+    `mass` is what an average predicting row gives a region (mean over heads and commits), `base` the same under uniform
+    attention, their `ratio`. If documents and gold are known, `other documents` are the documents that are not gold.
+    """
+    trace = view.trace
     if "row_regions" not in trace.arrays or not trace.coords.get("region"):
-        raise UserError(f"the trace of '{look.sample}' has no regions; trace samples with passages, or give regions=")
+        raise UserError(f"the trace of '{view.sample}' has no regions; trace samples with passages, or give regions=")
     if not len(trace.arrays["row_regions"]):
-        raise UserError(f"the trace of '{look.sample}' has no commits, so no row in it decides an answer")
+        raise UserError(f"the trace of '{view.sample}' has no commits, so it has no predicting rows; trace a decoding")
     mass = trace.arrays["row_regions"].astype(np.float64).mean((0, 2))  # [layer, region]
-    base, names = look.evenly, list(trace.coords["region"])
+    base, names = view.uniform_region_mass, list(trace.coords["region"])
     documents = [i for i, name in enumerate(names) if name.startswith("document ")]
     if documents and "gold" in names:
         gold = names.index("gold")
@@ -60,10 +75,10 @@ def answer_rows(look: TraceView) -> pd.DataFrame:
         names.append("other documents")
     table = pd.DataFrame(
         {
-            "sample": look.sample,
-            "layer": np.repeat(look.layers, len(names)),
-            "depth": np.repeat(look.depth, len(names)),
-            "region": np.tile(np.array(names), len(look.layers)),
+            "sample": view.sample,
+            "layer": np.repeat(view.layers, len(names)),
+            "depth": np.repeat(view.depth, len(names)),
+            "region": np.tile(np.array(names), len(view.layers)),
             "mass": mass.ravel(),
             "base": base.ravel(),
         }
@@ -72,22 +87,22 @@ def answer_rows(look: TraceView) -> pd.DataFrame:
     return table
 
 
-def _shares(look: TraceView, column: str, sets: Mapping[str, Bool[np.ndarray, "step key"]]) -> pd.DataFrame:
-    """A row per set and layer."""
-    chosen = np.stack(list(sets.values()), -1).astype(np.float64)  # [step, key, set]
-    received = (np.nan_to_num(look.received), np.nan_to_num(look.uniform), look.moved)
-    share, base, moved = ((r @ chosen).mean(0).T.ravel() for r in received)
+def _share_table(view: TraceView, column: str, sets: Mapping[str, Bool[np.ndarray, "step key"]]) -> pd.DataFrame:
+    """A row per set of keys and layer."""
+    members = np.stack(list(sets.values()), -1).astype(np.float64)  # [step, key, set]
+    values = (np.nan_to_num(view.received), np.nan_to_num(view.uniform), view.contribution_share)
+    share, base, contribution = ((x @ members).mean(0).T.ravel() for x in values)
     table = pd.DataFrame(
         {
-            "sample": look.sample,
-            "layer": np.tile(look.layers, len(sets)),
-            "depth": np.tile(look.depth, len(sets)),
-            column: np.repeat(list(sets), len(look.layers)),
+            "sample": view.sample,
+            "layer": np.tile(view.layers, len(sets)),
+            "depth": np.tile(view.depth, len(sets)),
+            column: np.repeat(list(sets), len(view.layers)),
             "share": share,
             "base": base,
-            "moved": moved,
+            "contribution": contribution,
         }
     )
-    for ratio, name in (("ratio", "share"), ("moved_ratio", "moved")):
+    for ratio, name in (("ratio", "share"), ("contribution_ratio", "contribution")):
         table[ratio] = (table[name] / table["base"]).where(table["base"] > 0)
     return table

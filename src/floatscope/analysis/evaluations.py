@@ -1,4 +1,11 @@
-"""TODO."""
+"""Evaluations: folders of predictions and scores, read as tables.
+
+    evaluation = open_evaluation("runs/mdm-5")
+    evaluation.table["acc"].mean()              # a row per sample
+    evaluation.settings["template"], evaluation.missing
+
+A folder holds `run.json` and `predictions.jsonl`, a line per answered sample. `floatscope eval` writes it.
+"""
 
 from __future__ import annotations
 
@@ -13,68 +20,70 @@ import pandas as pd
 from floatscope.errors import UserError
 from floatscope.traces import Run, open_run
 
-PREDICTIONS = "predictions.jsonl"
-
-
-EVALUATION = "evaluation"
-
-
-LIKELIHOODS = "likelihoods"
+PREDICTIONS_FILE = "predictions.jsonl"
+EVALUATION, LIKELIHOODS = "evaluation", "likelihoods"
+"""The setting `kind` of a run of scores."""
+FLOAT_COLUMNS = ("nll", "order", "floating")
+"""Columns that may be null, which becomes NaN."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A folder of predictions, read."""
+    """A folder of predictions."""
 
     path: Path
     run: Run
-    table: pd.DataFrame  # a row per sample that is answered
+    table: pd.DataFrame  # a row per answered sample
 
     @property
     def settings(self) -> dict[str, Any]:
+        """The settings of the evaluation."""
         return self.run.settings
 
     @property
     def missing(self) -> int:
+        """The number of samples that are not answered."""
         return len(self.run.samples) - len(self.table)
 
 
 def open_evaluation(path: str | Path) -> Evaluation:
-    results = open_predictions(path)
-    if results.settings["what"] == LIKELIHOODS:
-        raise UserError(f"{path} holds the likelihoods of answers alone, no scores; floatscope eval makes those")
-    return results
+    """Read the folder of an evaluation.
+
+    open_evaluation("runs/mdm-5").table["acc"].mean()
+    """
+    evaluation = open_predictions(path)
+    if evaluation.settings["kind"] == LIKELIHOODS:
+        raise UserError(f"{path} has only the likelihoods of answers, no scores; `floatscope eval` computes scores")
+    return evaluation
 
 
 def open_predictions(path: str | Path) -> Evaluation:
-    """Of an evaluation, or of likelihoods alone."""
+    """Read the folder of an evaluation, or of likelihoods only."""
     run = open_run(path)
-    if run.settings.get("what") not in (EVALUATION, LIKELIHOODS):
-        raise UserError(f"{path} is a run of traces, not of scores; floatscope eval makes those")
+    if run.settings.get("kind") not in (EVALUATION, LIKELIHOODS):
+        raise UserError(f"{path} is a run of traces, not of scores; `floatscope eval` computes scores")
     lines = read_predictions(Path(path))
     if not lines:
-        raise UserError(f"{path} has no answer yet; the same command goes on with it")
-    table = pd.DataFrame([_flat(line) for line in lines]).rename(columns={"id": "sample"})
-    table = table.astype({name: float for name in MEASURES if name in table})  # null is NaN
+        raise UserError(f"{path} has no answer yet; run the same command again to resume it")
+    table = pd.DataFrame([_flatten(line) for line in lines]).rename(columns={"id": "sample"})
+    table = table.astype({name: float for name in FLOAT_COLUMNS if name in table})
     return Evaluation(Path(path), run, table)
 
 
 def read_predictions(path: Path) -> list[dict[str, Any]]:
-    """The lines that are whole; what a killed writer left half done is not read."""
-    file = path / PREDICTIONS
+    """Return the complete lines of the predictions; a line that a killed writer left unfinished is ignored."""
+    file = path / PREDICTIONS_FILE
     if not file.exists():
         return []
     try:
-        whole, _, _ = file.read_bytes().rpartition(b"\n")
-        return [json.loads(line) for line in whole.splitlines()]
+        complete, _, _ = file.read_bytes().rpartition(b"\n")
+        return [json.loads(line) for line in complete.splitlines()]
     except (OSError, ValueError) as error:
         raise UserError(f"{file} is damaged ({error}); delete it and evaluate again") from error
 
 
-def _flat(line: Mapping[str, Any]) -> dict[str, Any]:
-    parts = ("attention", "measures")
-    own = {name: value for name, value in line.items() if name not in parts}
-    return own | {name: value for part in parts for name, value in line.get(part, {}).items()}
-
-
-MEASURES = ("nll", "order", "floating")
+def _flatten(line: Mapping[str, Any]) -> dict[str, Any]:
+    """The prediction with the entries of `attention` and `measures` as columns of their own."""
+    nested = ("attention", "measures")
+    flat = {name: value for name, value in line.items() if name not in nested}
+    return flat | {name: value for part in nested for name, value in line.get(part, {}).items()}

@@ -1,4 +1,10 @@
-"""TODO."""
+"""Experiments: the effects of interventions, compared with the baseline and with control conditions.
+
+    effects([Path("runs/sinks/arm"), Path("runs/sinks/mdm")])    # a row per model, subset and condition
+
+A folder holds `experiment.json`, which lists the conditions, and an evaluation per subset of samples and condition.
+`floatscope intervene` and `floatscope study` write it.
+"""
 
 from __future__ import annotations
 
@@ -9,58 +15,69 @@ from typing import Any
 
 import pandas as pd
 
-from floatscope.analysis.estimate import difference, estimate
 from floatscope.analysis.evaluations import open_predictions
+from floatscope.analysis.statistics import difference, estimate
 from floatscope.errors import UserError
+from floatscope.traces.upgrade import upgrade_experiment
 
-EXPERIMENT = "experiment.json"
-
-
-VALUES = ("acc", "f1", "nll", "order", "floating")
+EXPERIMENT_FILE = "experiment.json"
+MEASURES = ("acc", "f1", "nll", "order", "floating")
 
 
 def read_experiment(path: Path) -> dict[str, Any]:
+    """Return the contents of `experiment.json`: model, title, notes and conditions."""
     try:
-        told: dict[str, Any] = json.loads((path / EXPERIMENT).read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} holds no experiment; floatscope intervene makes one") from error
-    return told
+        return upgrade_experiment(json.loads((path / EXPERIMENT_FILE).read_text()))
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{path} is not an experiment; `floatscope intervene` writes one") from error
 
 
 def effects(paths: Sequence[Path]) -> pd.DataFrame:
-    """A row per model, condition and arm. Each of acc, f1, nll, order and floating comes with
+    """Return the measures of every condition: a row per model, subset and condition. The first one is the baseline.
 
-    …          its mean, and `…_low`, `…_high`, its 95 % interval over samples
-    …_change   the arm less the baseline, sample by sample
-    …_control  the mean over the arm's controls
-    …_effect   the arm less that mean, sample by sample: what the edit does that any such edit would not
+    Each of acc, f1, nll, order and floating has the columns
+
+    …          the mean, and `…_low`, `…_high`, its 95 % interval over samples
+    …_change   the condition minus the baseline, sample by sample
+    …_control  the mean over the controls of the condition
+    …_effect   the condition minus that mean, sample by sample: what the edit does and a random edit does not
     """
     rows = []
     for path in paths:
-        told = read_experiment(path)
-        for condition in dict.fromkeys(arm["condition"] for arm in told["arms"]):
-            arms = [arm for arm in told["arms"] if arm["condition"] == condition]
-            tables = {arm["name"]: open_predictions(path / condition / arm["name"]).table for arm in arms}
-            baseline = tables[arms[0]["name"]]
-            for arm in arms:
-                own = tables[arm["name"]]
-                controls = [tables[other["name"]] for other in arms if other["control_of"] == arm["name"]]
-                row = {"model": told["model"], "condition": condition, "arm": arm["name"]}
-                row |= {"edits": "; ".join(arm["edits"])} | {
-                    name: arm[name] for name in ("control_of", "value", "series")
-                }
-                row["n"] = len(own)
-                for value in (name for name in VALUES if name in own):
-                    row |= _interval(value, estimate(own, value))
-                    if own is not baseline:
-                        row |= _interval(f"{value}_change", difference(own, baseline, value))
-                    if controls:
-                        row |= _interval(f"{value}_control", estimate(controls, value))
-                        row |= _interval(f"{value}_effect", difference(own, controls, value))
-                rows.append(row)
+        record = read_experiment(path)
+        for subset in dict.fromkeys(condition["subset"] for condition in record["conditions"]):
+            conditions = [condition for condition in record["conditions"] if condition["subset"] == subset]
+            tables = {name: open_predictions(path / subset / name).table for name in (c["name"] for c in conditions)}
+            baseline = tables[conditions[0]["name"]]
+            for condition in conditions:
+                controls = [tables[other["name"]] for other in conditions if other["control_of"] == condition["name"]]
+                rows.append(
+                    {
+                        "model": record["model"],
+                        "subset": subset,
+                        "condition": condition["name"],
+                        "edits": "; ".join(condition["edits"]),
+                        **{name: condition[name] for name in ("control_of", "value", "series")},
+                        **_measure_columns(tables[condition["name"]], baseline, controls),
+                    }
+                )
     return pd.DataFrame(rows)
 
 
-def _interval(name: str, told: pd.DataFrame) -> dict[str, float]:
-    row = told.iloc[0]
+def _measure_columns(
+    own: pd.DataFrame, baseline: pd.DataFrame, controls: list[pd.DataFrame]
+) -> dict[str, float | int]:
+    columns: dict[str, float | int] = {"n": len(own)}
+    for name in (name for name in MEASURES if name in own):
+        columns |= _interval_columns(name, estimate(own, name))
+        if own is not baseline:
+            columns |= _interval_columns(f"{name}_change", difference(own, baseline, name))
+        if controls:
+            columns |= _interval_columns(f"{name}_control", estimate(controls, name))
+            columns |= _interval_columns(f"{name}_effect", difference(own, controls, name))
+    return columns
+
+
+def _interval_columns(name: str, table: pd.DataFrame) -> dict[str, float]:
+    row = table.iloc[0]
     return {name: row["mean"], f"{name}_low": row["low"], f"{name}_high": row["high"]}

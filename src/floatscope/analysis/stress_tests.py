@@ -1,4 +1,10 @@
-"""TODO."""
+"""Stress tests: accuracy and attention on gold as the prompts change, one point at a time.
+
+    table = stress_curve([Path("runs/position/arm"), Path("runs/position/mdm")])   # a row per model and point
+    position_gap(table)                                                            # best, worst, gap and dip per model
+
+A folder holds `stress.json`, which lists the points, and an evaluation per point. `floatscope stress` writes it.
+"""
 
 from __future__ import annotations
 
@@ -9,70 +15,81 @@ from typing import Any
 
 import pandas as pd
 
-from floatscope.analysis.estimate import difference, estimate
 from floatscope.analysis.evaluations import open_evaluation
+from floatscope.analysis.statistics import difference, estimate
 from floatscope.errors import UserError
+from floatscope.traces.upgrade import upgrade_stress
 
-STRESS = "stress.json"
+STRESS_FILE = "stress.json"
 
 
 def read_stress(path: Path) -> dict[str, Any]:
+    """Return the contents of `stress.json`: model, kind, notes and points, each point with its `folder`."""
     try:
-        told: dict[str, Any] = json.loads((path / STRESS).read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} holds no stress test; floatscope stress makes one") from error
-    return told
+        return upgrade_stress(json.loads((path / STRESS_FILE).read_text()))
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{path} is not a stress test; `floatscope stress` writes one") from error
 
 
-def curve(paths: Sequence[Path]) -> pd.DataFrame:
-    """A row per model and point: acc with its interval and its paired difference from the model's first point, and how
-    much the rows that decide the answer give to gold and to other passages, over their share of the canvas."""
+def stress_curve(paths: Sequence[Path]) -> pd.DataFrame:
+    """Return the scores and the attention at every point: a row per model and point.
+
+    `acc` with its 95 % interval (`low`, `high`), `change` the paired difference from the model's first point, `f1`; the
+    lift of gold and of other passages in the predicting rows (`gold_lift`, `other_lift`), and that of gold for right
+    and for wrong answers (`gold_right`, `gold_wrong`).
+    """
     rows = []
     for path in paths:
-        told = read_stress(path)
+        record = read_stress(path)
         first: pd.DataFrame | None = None
-        for point in told["points"]:
-            table = open_evaluation(path / point["asked"]).table
+        for point in record["points"]:
+            table = open_evaluation(path / point["folder"]).table
             first = table if first is None else first
-            rows.append({"model": told["model"], **point, "n": len(table), **_scores(table, first), **_looks(table)})
+            scores, lifts = _score_columns(table, first), _lift_columns(table)
+            rows.append({"model": record["model"], **point, "n": len(table), **scores, **lifts})
     return pd.DataFrame(rows)
 
 
-def gap(table: pd.DataFrame) -> pd.DataFrame:
-    """Of each model over its points that have a place on the axis: best, worst, their gap, and the middle dip: the mean
-    of the two ends less the least between them."""
+def position_gap(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the spread of acc over the points with a value: a row per model and series of a `stress_curve`.
+
+    `best`, `worst`, their `gap`, and the middle `dip`: the mean of the two ends minus the smallest acc between them.
+    """
     rows = []
-    for (model, series), some in table[table["value"].notna()].groupby(["model", "series"], sort=False):
-        accs = some.sort_values("value")["acc"].to_numpy()
+    for (model, series), points in table[table["value"].notna()].groupby(["model", "series"], sort=False):
+        accs = points.sort_values("value")["acc"].to_numpy()
         dip = (accs[0] + accs[-1]) / 2 - accs[1:-1].min() if len(accs) > 2 else float("nan")
         rows.append((model, series, accs.max(), accs.min(), accs.max() - accs.min(), dip))
     return pd.DataFrame(rows, columns=["model", "series", "best", "worst", "gap", "dip"])
 
 
-def _scores(table: pd.DataFrame, first: pd.DataFrame) -> dict[str, float]:
-    acc, apart = estimate(table, "acc").iloc[0], difference(table, first, "acc").iloc[0]
+def _score_columns(table: pd.DataFrame, first: pd.DataFrame) -> dict[str, float]:
+    acc, change = estimate(table, "acc").iloc[0], difference(table, first, "acc").iloc[0]
     return {
         "acc": acc["mean"],
         "low": acc["low"],
         "high": acc["high"],
-        "change": apart["mean"],
-        "change_low": apart["low"],
-        "change_high": apart["high"],
+        "change": change["mean"],
+        "change_low": change["low"],
+        "change_high": change["high"],
         "f1": float(table["f1"].mean()),
     }
 
 
-def _looks(table: pd.DataFrame) -> dict[str, float]:
-    """Lift of gold and of the others, and of gold where the answer was right and where it was wrong."""
+def _lift_columns(table: pd.DataFrame) -> dict[str, float]:
+    """The lift of gold and of other passages, and of gold for right and for wrong answers."""
     if "gold_mass" not in table:
         return {}
     table = table.assign(
         gold=(table["gold_mass"] / table["gold_share"]).where(table["gold_share"] > 0),
         other=(table["other_mass"] / table["other_share"]).where(table["other_share"] > 0),
     )
-    found: dict[str, float] = {}
+    columns: dict[str, float] = {}
     for name in ("gold", "other"):
-        told = estimate(table, name).iloc[0]
-        found |= {f"{name}_lift": told["mean"], f"{name}_low": told["low"], f"{name}_high": told["high"]}
-    right = table["acc"] > 0
-    return found | {"gold_right": table.loc[right, "gold"].mean(), "gold_wrong": table.loc[~right, "gold"].mean()}
+        lift = estimate(table, name).iloc[0]
+        columns |= {f"{name}_lift": lift["mean"], f"{name}_low": lift["low"], f"{name}_high": lift["high"]}
+    is_right = table["acc"] > 0
+    return columns | {
+        "gold_right": table.loc[is_right, "gold"].mean(),
+        "gold_wrong": table.loc[~is_right, "gold"].mean(),
+    }

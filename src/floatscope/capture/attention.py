@@ -1,10 +1,12 @@
-"""One attention call, and running it with the model's own fastest kernel.
+"""One attention call, and how it runs with the model's own fused kernel.
 
-`attend(call)` gives the output and the log-sum-exp of every row. Which fused kernel runs is PyTorch's choice, the same
-one `F.scaled_dot_product_attention` would make (cuDNN on Hopper); it is called by name only because that is how to get
-its log-sum-exp. Padding is handled by not computing it: each sample runs on its own valid span, so a padded batch gives
-what single samples give, and no mask is built. Where a structure has no kernel (windows, blocks, rules), queries run in
-blocks with an expanded mask, never [T, T].
+    result = attend(AttentionCall(q, k, v, Visibility.causal(512, 512), scaling=q.shape[-1] ** -0.5))
+    result.output, result.lse                 # [batch, head, query, value_dim], [batch, head, query]
+
+PyTorch chooses the fused kernel exactly as `F.scaled_dot_product_attention` does (cuDNN on Hopper); it is called by
+name because only that returns the log-sum-exp. Padding is cut away instead of masked: each sample runs on its own valid
+span, so a padded batch gives the result of single samples and no mask is built. Structures without a kernel (windows,
+blocks, rules) run a block of queries at a time with an expanded mask, never [T, T].
 """
 
 from __future__ import annotations
@@ -18,53 +20,58 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from floatscope.capture.changes import Changes
-from floatscope.capture.visibility import HIDDEN, Visibility
+from floatscope.capture.edit_tensors import EditTensors
+from floatscope.capture.visibility import HIDDEN_SCORE, Visibility
 
 MASK_BLOCK = 2**24
-"""Elements of an expanded mask alive at a time, where a kernel needs one."""
+"""Elements of an expanded mask that exist at a time, where a kernel needs a mask."""
 
 FLASH, EFFICIENT, CUDNN = 1, 2, 3  # torch.nn.attention.SDPBackend, as torch._fused_sdp_choice returns them
 
 
 @dataclass(frozen=True)
-class Attention:
-    """softmax(scaling · q kᵀ, where visible) v, with q and k as the kernel gets them: after RoPE, KV unrepeated."""
+class AttentionCall:
+    """softmax(scaling · q kᵀ, where visible) v, with q and k as the kernel receives them.
+
+    That is after RoPE, with KV heads not repeated. `edits` holds the tensors of an intervention; None: no intervention.
+    """
 
     query: Float[Tensor, "batch head query dim"]
     key: Float[Tensor, "batch kv_head key dim"]
     value: Float[Tensor, "batch kv_head key value_dim"]
-    visible: Visibility
+    visibility: Visibility
     scaling: float
-    changes: Changes | None = None  # what an intervention makes of it
+    edits: EditTensors | None = None
 
     @property
     def repeats(self) -> int:
         """Query heads per KV head: query head h reads KV head h // repeats."""
         return self.query.shape[1] // self.key.shape[1]
 
-    def samples(self) -> Iterator[tuple[slice, slice, slice, Attention]]:
-        """(batch, query, key) slices and the call inside them, padding cut away; one piece when nothing is padded."""
-        if self.visible.valid is None:
-            everything = slice(0, len(self.query)), slice(0, self.visible.queries), slice(0, self.visible.keys)
+    def unpadded_parts(self) -> Iterator[tuple[slice, slice, slice, AttentionCall]]:
+        """Yield (batch, query, key) slices and the call inside them, without padding; one part if nothing is padded."""
+        if self.visibility.valid is None:
+            everything = slice(0, len(self.query)), slice(0, self.visibility.queries), slice(0, self.visibility.keys)
             yield *everything, self
             return
         for b in range(len(self.query)):
-            visible, rows, keys = self.visible.sample(b)
+            visibility, rows, keys = self.visibility.unpadded_sample(b)
             q, k, v = self.query[b : b + 1, :, rows], self.key[b : b + 1, :, keys], self.value[b : b + 1, :, keys]
-            changes = None if self.changes is None else self.changes.cut(b, rows, keys)
-            yield slice(b, b + 1), rows, keys, Attention(q, k, v, visible, self.scaling, changes)
+            edits = None if self.edits is None else self.edits.crop(b, rows, keys)
+            yield slice(b, b + 1), rows, keys, AttentionCall(q, k, v, visibility, self.scaling, edits)
 
 
 @dataclass(frozen=True)
-class Attended:
+class AttentionResult:
+    """The output of a call, and the log-sum-exp of each row (1e30 on padding rows; None if the kernel returns none)."""
+
     output: Float[Tensor, "batch head query value_dim"]
-    lse: Float[Tensor, "batch head query"] | None  # None: this kernel does not tell; 1e30 on padding rows
+    lse: Float[Tensor, "batch head query"] | None
 
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """fp32 products in fp32, whatever the caller allowed for the model (TF32 keeps 10 bits)."""
+    """Compute fp32 products in fp32, whatever the caller set for the model (TF32 keeps 10 bits)."""
     before = torch.get_float32_matmul_precision()
     if before == "highest":
         yield
@@ -76,67 +83,75 @@ def full_precision() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def attend(call: Attention) -> Attended:
-    """Run the call as the model would. Rows of padding come out as zeros. Under an intervention: `changed.attend`."""
-    assert call.changes is None
-    if call.visible.valid is None:
-        return _unpadded(call)
+def attend(call: AttentionCall) -> AttentionResult:
+    """Run a call without edits as the model would; padding rows are zeros.
+
+    `edited_attention.attend_with_edits` runs calls with edits.
+    """
+    assert call.edits is None
+    if call.visibility.valid is None:
+        return _attend_unpadded(call)
     B, H, Q, _ = call.query.shape
     out = call.query.new_zeros(B, H, Q, call.value.shape[-1])
-    lse = torch.full((B, H, Q), -HIDDEN, device=out.device)
-    known = True
-    for batch, rows, _, one in call.samples():
-        if one.visible.queries == 0 or one.visible.keys == 0:
+    lse = torch.full((B, H, Q), -HIDDEN_SCORE, device=out.device)
+    has_lse = True
+    for batch, rows, _, part in call.unpadded_parts():
+        if part.visibility.queries == 0 or part.visibility.keys == 0:
             continue
-        part = _unpadded(one)
-        out[batch, :, rows] = part.output
-        if part.lse is None:
-            known = False
+        result = _attend_unpadded(part)
+        out[batch, :, rows] = result.output
+        if result.lse is None:
+            has_lse = False
         else:
-            lse[batch, :, rows] = part.lse
-    return Attended(out, lse if known else None)
+            lse[batch, :, rows] = result.lse
+    return AttentionResult(out, lse if has_lse else None)
 
 
-def _unpadded(call: Attention) -> Attended:
-    see = call.visible
-    square = see.offset == 0 and see.queries == see.keys
-    if see.kind == "full" and see.valid is None:
-        return _kernel(call, None, False)
-    if see.kind == "causal" and see.valid is None and (square or see.queries == 1):
-        # One cached query sees every key; SDPA's is_causal would align it with key 0.
-        last_sees_all = see.queries == 1 and see.offset == see.keys - 1
-        if square or last_sees_all:
-            return _kernel(call, None, square and see.queries > 1)
-    return _by_blocks(call)
+def expand_mask(visibility: Visibility, rows: slice, keys: slice, like: Tensor) -> Tensor | None:
+    """What a kernel adds to the scores of these rows: the caller's own additive mask unchanged, else 0 or -inf.
 
-
-def _by_blocks(call: Attention) -> Attended:
-    see, heads = call.visible, call.query.shape[1] if call.visible.per_head else 1
-    step = max(1, MASK_BLOCK // (see.keys * heads * len(call.query)))
-    outputs, lses = [], []
-    for i in range(0, see.queries, step):
-        rows = slice(i, min(i + step, see.queries))
-        keys = see.span(rows)
-        mask = expanded(see, rows, keys, call.query)
-        piece = replace(call, query=call.query[:, :, rows], key=call.key[:, :, keys], value=call.value[:, :, keys])
-        part = _kernel(piece, mask, False)
-        outputs.append(part.output)
-        lses.append(part.lse)
-    known = [lse for lse in lses if lse is not None]
-    return Attended(torch.cat(outputs, 2), torch.cat(known, 2) if len(known) == len(lses) else None)
-
-
-def expanded(see: Visibility, rows: slice, keys: slice, like: Tensor) -> Tensor | None:
-    """What a kernel adds to the scores of some rows: the caller's own additive mask as it is, else 0 or -inf."""
-    additive = see.mask is not None and see.mask.is_floating_point()
-    own = see.mask[:, :, rows, keys] if see.mask is not None and additive else like.new_zeros(())
-    if additive and see.valid is None:
+    None: nothing is hidden. `like` gives the dtype and the device.
+    """
+    mask = visibility.mask
+    own = None if mask is None or not mask.is_floating_point() else mask[:, :, rows, keys]
+    if own is not None and visibility.valid is None:
         return own.clone() if own.is_cuda else own  # CUDA kernels read masks from an aligned start
-    seen = see.allowed(rows, keys, like.device)
-    return None if seen is None else torch.where(seen, own, -torch.inf)
+    visible = visibility.block_mask(rows, keys, like.device)
+    return None if visible is None else torch.where(visible, like.new_zeros(()) if own is None else own, -torch.inf)
 
 
-def _kernel(call: Attention, mask: Tensor | None, causal: bool) -> Attended:
+def _attend_unpadded(call: AttentionCall) -> AttentionResult:
+    visibility = call.visibility
+    is_square = visibility.offset == 0 and visibility.queries == visibility.keys
+    if visibility.kind == "full" and visibility.valid is None:
+        return _run_kernel(call, None, False)
+    if visibility.kind == "causal" and visibility.valid is None and (is_square or visibility.queries == 1):
+        # One cached query sees every key; SDPA's is_causal would align it with key 0.
+        last_sees_all = visibility.queries == 1 and visibility.offset == visibility.keys - 1
+        if is_square or last_sees_all:
+            return _run_kernel(call, None, is_square and visibility.queries > 1)
+    return _attend_by_blocks(call)
+
+
+def _attend_by_blocks(call: AttentionCall) -> AttentionResult:
+    """Run a block of queries at a time, with an expanded mask."""
+    visibility, heads = call.visibility, call.query.shape[1] if call.visibility.is_per_head else 1
+    step = max(1, MASK_BLOCK // (visibility.keys * heads * len(call.query)))
+    outputs, lses = [], []
+    for i in range(0, visibility.queries, step):
+        rows = slice(i, min(i + step, visibility.queries))
+        keys = visibility.key_span(rows)
+        mask = expand_mask(visibility, rows, keys, call.query)
+        block = replace(call, query=call.query[:, :, rows], key=call.key[:, :, keys], value=call.value[:, :, keys])
+        result = _run_kernel(block, mask, False)
+        outputs.append(result.output)
+        lses.append(result.lse)
+    known = [lse for lse in lses if lse is not None]
+    return AttentionResult(torch.cat(outputs, 2), torch.cat(known, 2) if len(known) == len(lses) else None)
+
+
+def _run_kernel(call: AttentionCall, mask: Tensor | None, causal: bool) -> AttentionResult:
+    """Run the kernel that PyTorch chooses, by name where it then returns the log-sum-exp."""
     q, k, v, scale = call.query, call.key, call.value, call.scaling
     grouped = call.repeats > 1
     aten = torch.ops.aten
@@ -145,17 +160,17 @@ def _kernel(call: Attention, mask: Tensor | None, causal: bool) -> Attended:
     choice = torch._fused_sdp_choice(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=grouped)
     if q.device.type == "cpu" and choice == FLASH:
         out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
-        return Attended(out, lse)
+        return AttentionResult(out, lse)
     if q.is_cuda and mask is None and q.shape[-1] == v.shape[-1] and q.shape[-1] % 8 == 0:
         if choice == CUDNN:
             ran = aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal, False, scale=scale)
             out, lse = ran[:2]
-            return Attended(out, lse.reshape(out.shape[:3]))
+            return AttentionResult(out, lse.reshape(out.shape[:3]))
         if choice == FLASH:
             out, lse = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)[:2]
-            return Attended(out, lse)
+            return AttentionResult(out, lse)
         if choice == EFFICIENT:
             out, lse = aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal, scale=scale)[:2]
-            return Attended(out, lse[..., : q.shape[2]])  # the kernel pads rows to a multiple of 32
+            return AttentionResult(out, lse[..., : q.shape[2]])  # the kernel pads rows to a multiple of 32
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped)
-    return Attended(out, None)
+    return AttentionResult(out, None)

@@ -1,5 +1,10 @@
-"""captured == executed: one attention call recomputed dense in float64 and compared with both what was reduced and
-what the module was given. The dense result knows nothing of kernels, blocks or log-sum-exp."""
+"""Check captured == executed: recompute one attention call dense in float64 and compare.
+
+    check_call(call, output, spec, carry, result, layer="layers.3", step=0)     # the largest errors, or Mismatch
+
+Both the reduction and the output that the module received are compared. The dense result is independent of kernels,
+blocks and the log-sum-exp.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +12,13 @@ import torch
 from torch import Tensor
 
 from floatscope.capture import dense
-from floatscope.capture.ask import Received, ReductionSpec
-from floatscope.capture.attention import Attention
+from floatscope.capture.attention import AttentionCall
+from floatscope.capture.reduction_spec import ReductionResult, ReductionSpec
 from floatscope.errors import UserError
 
-REDUCED = {torch.float64: 1e-5, torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-3}
-OUTPUT = {torch.float64: 1e-5, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
-"""Largest error norm-wise, per head and group. The output is in the model's dtype and has its rounding."""
+REDUCTION_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-3}
+OUTPUT_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+"""The largest relative norm error allowed, per head and group. The output has the rounding of the model's dtype."""
 
 
 class Mismatch(UserError):
@@ -21,44 +26,52 @@ class Mismatch(UserError):
 
 
 def check_call(
-    call: Attention, output: Tensor, ask: ReductionSpec, carry: Tensor | None, got: Received, layer: str, step: int
+    call: AttentionCall,
+    output: Tensor,
+    spec: ReductionSpec,
+    carry: Tensor | None,
+    result: ReductionResult,
+    layer: str,
+    step: int,
 ) -> dict[str, float]:
-    """Largest error of each quantity, or `Mismatch` with the layer and the size."""
-    errors = call_errors(call, output, ask, carry, got)
-    for what, error in errors.items():
-        limit = (OUTPUT if what == "output" else REDUCED)[call.query.dtype]
+    """Return the largest error of each quantity; raise `Mismatch` with the layer if one exceeds its tolerance."""
+    errors = measure_errors(call, output, spec, carry, result)
+    for quantity, error in errors.items():
+        limit = (OUTPUT_TOLERANCE if quantity == "output" else REDUCTION_TOLERANCE)[call.query.dtype]
         if not error <= limit:
             raise Mismatch(
-                f"captured differs from executed at layer '{layer}', step {step}: {what} is off by {error:.1e}"
+                f"captured differs from executed at layer '{layer}', step {step}: {quantity} is off by {error:.1e}"
                 f" (allowed {limit:.0e} in {call.query.dtype}); run `floatscope doctor` and report the case"
             )
     return errors
 
 
-def call_errors(
-    call: Attention, output: Tensor, ask: ReductionSpec, carry: Tensor | None, got: Received
+def measure_errors(
+    call: AttentionCall, output: Tensor, spec: ReductionSpec, carry: Tensor | None, result: ReductionResult
 ) -> dict[str, float]:
-    want = dense.receive(call, None, ask, carry)
-    counted = ask.weights[..., 0].abs() > 0  # [batch, query]: rows of group `all`
-    rows = counted[:, None, :, None]
+    """The largest error of `output` and of each quantity of `result` against the dense float64 reference."""
+    expected = dense.reduce_attention(call, None, spec, carry)
+    is_counted = spec.weights[..., 0].abs() > 0  # [batch, query]: rows of group `all`
+    rows = is_counted[:, None, :, None]
     errors = {
-        "output": _norm_error((output * rows).flatten(2), (dense.output(call) * rows).flatten(2)),
-        "received": _norm_error(got.received, want.received),
+        "output": _norm_error((output * rows).flatten(2), (dense.attention_output(call) * rows).flatten(2)),
+        "received": _norm_error(result.received, expected.received),
     }
-    if got.mass is not None:  # rows summed to 1 under the log-sum-exp of the kernel that ran
-        count = ask.weights[..., 0].sum(1)[:, None]
-        errors["mass"] = float(((got.mass - count) / count.clamp_min(1)).abs().max())
-    if want.entropy is not None and got.entropy is not None:
-        errors["entropy"] = float((got.entropy - want.entropy).abs().max())
-    if want.carried is not None and got.carried is not None:
-        errors["carried"] = _norm_error(
-            (got.carried * counted[..., None]).flatten(1), (want.carried * counted[..., None]).flatten(1)
+    if result.mass is not None:  # rows sum to 1 under the log-sum-exp of the kernel that ran
+        count = spec.weights[..., 0].sum(1)[:, None]
+        errors["mass"] = float(((result.mass - count) / count.clamp_min(1)).abs().max())
+    if expected.entropy is not None and result.entropy is not None:
+        errors["entropy"] = float((result.entropy - expected.entropy).abs().max())
+    if expected.attended_carry is not None and result.attended_carry is not None:
+        errors["carry"] = _norm_error(
+            (result.attended_carry * is_counted[..., None]).flatten(1),
+            (expected.attended_carry * is_counted[..., None]).flatten(1),
         )
     return errors
 
 
-def _norm_error(got: Tensor, want: Tensor) -> float:
-    """Largest ‖got − want‖ / ‖want‖ along the last axis; NaN if there is one."""
-    got, want = got.double(), want.double()
-    error = (got - want).norm(dim=-1) / want.norm(dim=-1).clamp_min(1e-30)
+def _norm_error(actual: Tensor, expected: Tensor) -> float:
+    """The largest ‖actual − expected‖ / ‖expected‖ along the last axis; NaN if any is NaN."""
+    actual, expected = actual.double(), expected.double()
+    error = (actual - expected).norm(dim=-1) / expected.norm(dim=-1).clamp_min(1e-30)
     return float("nan") if bool(error.isnan().any()) else float(error.max())

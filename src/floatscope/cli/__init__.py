@@ -1,1 +1,1 @@
-"""Words → calls. A module per command; what they do lives in the other rooms."""
+"""The command line: words → calls, one module per command. The work is done in the other packages."""

@@ -1,4 +1,4 @@
-"""`floatscope adapt`: make a masked diffusion model of a causal one."""
+"""`floatscope adapt`: turn an autoregressive model into a masked diffusion model."""
 
 from __future__ import annotations
 
@@ -8,76 +8,97 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from floatscope.cli.options import Name
+from floatscope.cli import options as o
+from floatscope.cli.console import make_console, print_line
 
 
 def adapt(
-    model: Name,
-    text: Annotated[list[Path], typer.Option(help="Text to learn from, once for each file, .gz, .xz, .bz2 too.")] = [],  # noqa: B006
-    data: Annotated[list[Path], typer.Option(help="Questions with their right passages, once for each file.")] = [],  # noqa: B006
-    held_text: Annotated[list[Path], typer.Option(help="Text held apart; masks are filled there at the end.")] = [],  # noqa: B006
-    held_data: Annotated[list[Path], typer.Option(help="Questions held apart; none of them is learnt.")] = [],  # noqa: B006
-    out: Annotated[Path, typer.Option(help="Folder for material, checkpoints and the adapter.")] = Path("adapted"),
-    minutes: Annotated[
-        float, typer.Option(min=0, help="End this leg after so long; the same command does the next.")
-    ] = 8.0,
-    steps: Annotated[int, typer.Option(help="Of the whole training.")] = 6000,
-    rank: Annotated[int, typer.Option(help="Of the small matrices on every projection; 0: learn all weights.")] = 32,
-    tokens: Annotated[int, typer.Option(help="Of text in a step, and as many of questions.")] = 16384,
-    peak: Annotated[float, typer.Option(help="Highest learning rate.")] = 1e-3,
-    anneal: Annotated[int, typer.Option(help="Steps over which the causal mask is opened; 0: at once.")] = 0,
-    control: Annotated[
-        bool, typer.Option("--control", help="Learn the next token from the same rows: an autoregressive control.")
+    model: o.ModelName,
+    text: Annotated[
+        list[Path], o.Opt(metavar="FILE", help="Training text, also .gz, .xz and .bz2; may be repeated.")
+    ] = [],  # noqa: B006
+    data: Annotated[
+        list[Path], o.Opt(metavar="FILE", help="Training questions with gold passages; may be repeated.")
+    ] = [],  # noqa: B006
+    held_out_text: Annotated[
+        list[Path], o.Opt(metavar="FILE", help="Held-out text for the final scores; may be repeated.")
+    ] = [],  # noqa: B006
+    held_out_data: Annotated[
+        list[Path], o.Opt(metavar="FILE", help="Held-out questions, removed from training; may be repeated.")
+    ] = [],  # noqa: B006
+    out: Annotated[Path, o.Opt(metavar="DIR", help="Folder for the corpus, checkpoints and the adapter.")] = Path(
+        "adapted"
+    ),
+    minutes: Annotated[float, o.Opt(metavar="X", min=0, help="Stop after this time; the same command resumes.")] = 8.0,
+    train_steps: Annotated[int, o.Opt(metavar="N", min=1, help="Optimizer steps in total.")] = 6000,
+    rank: Annotated[int, o.Opt(metavar="N", min=0, help="Rank of the adapter; 0 trains all weights.")] = 32,
+    batch_tokens: Annotated[int, o.Opt(metavar="N", min=1, help="Tokens of text per step, and of questions.")] = 16384,
+    lr: Annotated[float, o.Opt(metavar="X", help="Peak learning rate.")] = 1e-3,
+    anneal: Annotated[int, o.Opt(metavar="N", min=0, help="Steps that remove the causal mask; 0: at once.")] = 0,
+    autoregressive: Annotated[
+        bool,
+        o.Opt("--autoregressive", help="Predict the next token of the same rows instead: the control."),
     ] = False,
-    mask: Annotated[str | None, typer.Option(help="The mask: a token, its id, or new. Default: a free one.")] = None,
-    seed: Annotated[int, typer.Option(help="Of whatever is drawn.")] = 0,
-    workers: Annotated[int, typer.Option(min=0, help="Processes that make rows ahead.")] = 4,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; without it a GPU if there is one.")] = None,
-    licence: Annotated[str, typer.Option(help="Licence and source of the files, as the card shall say.")] = "",
+    mask_token: Annotated[
+        str | None, o.Opt(help="The mask token: a token, its id, or new. Default: an unused token.")
+    ] = None,
+    seed: Annotated[int, o.Opt(metavar="N", help="Seed of everything that is random.")] = 0,
+    workers: Annotated[int, o.Opt(metavar="N", min=0, help="Processes that prepare batches.")] = 4,
+    device: Annotated[str | None, o.Opt(help=o.DEVICE_HELP)] = None,
+    licence: Annotated[str, o.Opt(help=o.LICENCE_HELP)] = "",
 ) -> None:
-    """Make a masked diffusion model of a causal one, in legs that can be broken off and moved.
+    """Turn an autoregressive model into a masked diffusion model, in segments that can be interrupted and moved.
 
-    The causal mask is dropped, the shift of the logits kept; masks are learnt on text, answers on questions with
-    passages. What is learnt is a small adapter beside the base: OUT/adapter, opened as BASE+OUT/adapter.
+    The causal mask is removed and the shift of the logits kept. The model learns to fill masks in text, and to answer
+    questions from passages. The result is a small adapter: OUT/adapter, opened as MODEL+OUT/adapter.
     """
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-    from floatscope.lab.adapt.legs import leg, unfinished
-    from floatscope.lab.adapt.material import Given
     from floatscope.lab.adapt.recipe import Recipe
 
-    console = Console(highlight=False, soft_wrap=True)
-    recipe = Recipe(rank=rank, steps=steps, tokens=tokens, peak=peak, anneal=anneal, control=control, seed=seed)
-    given = Given(text, data, held_text, held_data)
-    columns = TextColumn("[bold]{task.description:<9}[/]"), BarColumn(), TextColumn("{task.fields[said]}")
+    o.check_model(model)
+    recipe = Recipe(
+        rank=rank,
+        steps=train_steps,
+        tokens=batch_tokens,
+        lr=lr,
+        anneal=anneal,
+        control=autoregressive,
+        seed=seed,
+    )
+    console = make_console()
+    print_line(console, "opening", model)
+
+    from floatscope.lab.adapt.corpus import TrainingFiles
+    from floatscope.lab.adapt.segments import remaining_work, train_segment
+
+    files = TrainingFiles(text, data, held_out_text, held_out_data)
+    columns = TextColumn("[bold]{task.description:<9}[/]"), BarColumn(), TextColumn("{task.fields[text]}")
     command = shlex.join(["floatscope", *sys.argv[1:]])
-    with ExitStack() as shown:
-        waiting = shown.enter_context(console.status("preparing"))
+    with ExitStack() as stack:
+        status = stack.enter_context(console.status("preparing the corpus"))
         bars = Progress(*columns, TimeRemainingColumn(), console=console)
         task: TaskID | None = None
-        for told in leg(
+        for event in train_segment(
             model,
             out,
-            given,
+            files,
             recipe,
             minutes,
-            mask=mask,
+            mask=mask_token,
             device=device,
             workers=workers,
             command=command,
             licence=licence,
         ):
-            rate = f"{told.tokens_per_second:,.0f} tokens/s"
-            losses = f"text {told.text_loss:.3f}  answers {told.answer_loss:.3f}  " if told.text_loss > 0 else ""
+            rate = f"{event.tokens_per_second:,.0f} tokens/s"
+            losses = f"text {event.text_loss:.3f}  answers {event.answer_loss:.3f}  " if event.text_loss > 0 else ""
             if task is None:
-                waiting.stop()
-                shown.enter_context(bars)
-                task = bars.add_task("adapt", total=told.steps, said="")
-            bars.update(task, completed=told.step, said=losses + rate)
-    if left := unfinished(out):
-        console.print(f"this leg is over; still to do: {', '.join(left)}. Run the same command to go on")
+                status.stop()
+                stack.enter_context(bars)
+                task = bars.add_task("adapt", total=event.steps, text="")
+            bars.update(task, completed=event.step, text=losses + rate)
+    if remaining := remaining_work(out):
+        console.print(f"this segment is over; still to do: {', '.join(remaining)}; run the same command to resume")
     else:
-        console.print(f"done: {out / 'adapter'}, with its card; open it as {model}+{out / 'adapter'}")
+        console.print(f"finished: {out / 'adapter'} and its model card; open it as {model}+{out / 'adapter'}")

@@ -1,38 +1,45 @@
-"""`floatscope data`: what a file of questions holds, how long its prompts are, and what is amiss in it."""
+"""`floatscope data`: what a file of questions contains, how long its prompts are, and which problems it has."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from floatscope.cli import options as o
+from floatscope.cli.console import show_status
 
 if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text as Line
 
-    from floatscope.models.text import ModelTokenizer
-    from floatscope.tasks.read import Reading
+    from floatscope.models.tokenizer import ModelTokenizer
     from floatscope.tasks.sample import Passage, Sample
+    from floatscope.tasks.sample_files import SampleFile
 
-Opt = typer.Option
-
-SHOWN = 3  # samples: the first, one from the middle, the last
-OTHERS = 2  # passages of a sample that are shown beside the gold ones
+EXAMPLES = 3  # samples that are printed: the first, one from the middle, the last
+OTHERS = 2  # passages of a sample that are printed beside the gold ones
 LONG, SHORT = 180, 90  # characters of a gold passage and of another
-NAMED = 4  # ids, and bad lines, that are printed
+NAMED = 4  # ids, and bad entries, that are printed
 
 
+@o.expand_groups
 def data(
-    file: Annotated[Path, typer.Argument(help="Questions: JSON lines or a JSON document; also .gz and .xz.")],
-    format: Annotated[str | None, Opt(help="Its format, if it is not to be seen from the first object.")] = None,
-    model: Annotated[str | None, Opt(help="Count prompts in tokens of this model; else in words.")] = None,
-    limit: Annotated[int | None, Opt(help="Only the first so many samples.")] = None,
-    skip_bad: Annotated[bool, Opt("--skip-bad", help="Leave out what cannot be read, and say so.")] = False,
-    as_json: Annotated[bool, Opt("--json", help="Print one JSON object instead of text.")] = False,
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE",
+            help="JSON lines or a JSON document, also .gz and .xz, or twin:NAME for a shipped file.",
+            show_default=False,
+        ),
+    ],
+    *,
+    model: Annotated[str | None, o.Opt(help="Count the prompts in tokens of this model. Default: in words.")] = None,
+    as_json: o.AsJson = False,
+    reading: o.DataOptions,
 ) -> None:
-    """Say what a file of questions holds.
+    """Describe a file of questions.
 
     Formats: own, paper, lost-in-the-middle, kv, squad, hotpot, 2wiki, musique, poisonedrag.
 
@@ -40,84 +47,88 @@ def data(
     """
     from rich.console import Console
 
-    from floatscope.tasks.read import counts, problems, read_file
+    from floatscope.tasks.summary import count_samples, find_problems
 
-    with Console(stderr=True).status("reading"):
-        reading = read_file(file, limit, format=format, skip_bad=skip_bad)
-        told: dict[str, Any] = {
-            "file": str(file),
-            "format": reading.format,
-            **counts(reading.samples),
-            "prompts": _prompts(reading.samples, model),
-            "problems": problems(reading.samples),
-            "bad": [{reading.unit: number, "reason": reason} for number, reason in reading.bad],
+    if model is not None:
+        o.check_model(model)
+    with show_status(f"reading {file}"):
+        contents = reading.read(file)
+        record: dict[str, Any] = {
+            "file": file,
+            "format": contents.format,
+            **count_samples(contents.samples),
+            "prompts": _measure_prompts(contents.samples, model),
+            "problems": find_problems(contents.samples),
+            "skipped": [{contents.unit: number, "reason": reason} for number, reason in contents.errors],
         }
-    shown = _some(reading.samples)
+    examples = _pick_examples(contents.samples)
     if as_json:
-        typer.echo(json.dumps({**told, "shown": [sample.as_json() for sample in shown]}, indent=1))
+        typer.echo(json.dumps({**record, "examples": [sample.as_json() for sample in examples]}, indent=1))
         return
     console = Console(highlight=False)
-    console.print(_facts(told))
-    for sample in shown:
+    console.print(_facts(record))
+    for sample in examples:
         console.print()
         console.print(_line(f"Sample {sample.id}", "bold"))
         console.print(_sample(sample))
-    if told["problems"] or reading.bad:
+    if record["problems"] or contents.errors:
         console.print()
         console.print(_line("Problems", "bold"))
-        console.print(_problems(told["problems"], reading))
+        console.print(_problems(record["problems"], contents))
 
 
-def _some(samples: list[Sample]) -> list[Sample]:
-    """A few of them, from the first to the last."""
+def _pick_examples(samples: list[Sample]) -> list[Sample]:
+    """A few samples, evenly spread from the first to the last."""
     last = len(samples) - 1
-    places = sorted({round(last * part / (SHOWN - 1)) for part in range(SHOWN)})
+    places = sorted({round(last * part / (EXAMPLES - 1)) for part in range(EXAMPLES)})
     return [samples[place] for place in places]
 
 
-def _prompts(samples: list[Sample], model: str | None) -> dict[str, Any]:
-    """How long the prompts are, in tokens of a model and against its context, or in words."""
-    from floatscope.tasks.prompt import prompt_of
-    from floatscope.tasks.read import spread
+def _measure_prompts(samples: list[Sample], model: str | None) -> dict[str, Any]:
+    """The lengths of the prompts in words, or in tokens of a model and against its context."""
+    from floatscope.tasks.summary import min_median_max
+    from floatscope.tasks.template import load_template
 
-    prompts = [prompt_of(sample).text for sample in samples]
+    prompts = [load_template().prompt(sample).text for sample in samples]
     if model is None:
-        return {"counted_in": "words", **spread([len(prompt.split()) for prompt in prompts])}
-    text, context = _tokenizer(model)
-    lengths = [len(text.encode(prompt, chat=text.has_template)) for prompt in prompts]
-    over = 0 if context is None else sum(length > context for length in lengths)
-    return {"counted_in": f"tokens of {model}", **spread(lengths), "context": context, "longer_than_context": over}
+        return {"counted_in": "words", **min_median_max([len(prompt.split()) for prompt in prompts])}
+    tokenizer, context = _open_tokenizer(model)
+    lengths = [len(tokenizer.encode(prompt, chat=tokenizer.has_chat_template)) for prompt in prompts]
+    too_long = 0 if context is None else sum(length > context for length in lengths)
+    spread = min_median_max(lengths)
+    return {"counted_in": f"tokens of {model}", **spread, "context": context, "longer_than_context": too_long}
 
 
-def _tokenizer(name: str) -> tuple[ModelTokenizer, int | None]:
-    """A model's tokenizer and the length it was trained for."""
+def _open_tokenizer(name: str) -> tuple[ModelTokenizer, int | None]:
+    """The tokenizer of a model and the context length it was trained for."""
     from floatscope.errors import UserError
     from floatscope.models import gguf
-    from floatscope.models.describe import describe
-    from floatscope.models.load import as_path, locate
-    from floatscope.models.text import open_text
+    from floatscope.models.description import describe
+    from floatscope.models.names import find_checkpoint, resolve_path
+    from floatscope.models.tokenizer_files import open_tokenizer
 
     context = describe(name).spec.context
-    path = as_path(name)
-    text = gguf.read_text(path) if path.suffix == ".gguf" else open_text(locate(name, weights=False)[0])
-    if text is None:
+    path = resolve_path(name)
+    is_gguf = path.suffix == ".gguf"
+    tokenizer = gguf.read_tokenizer(path) if is_gguf else open_tokenizer(find_checkpoint(name, weights=False)[0])
+    if tokenizer is None:
         raise UserError(f"{name} has no tokenizer; leave --model out to count words")
-    return text, context
+    return tokenizer, context
 
 
-def _facts(told: dict[str, Any]) -> Table:
-    each, prompts, judged = told["passages_each"], told["prompts"], told["yes_or_no"]
-    over = prompts.get("longer_than_context")
+def _facts(record: dict[str, Any]) -> Table:
+    passages, prompts, yes_or_no = record["passages_each"], record["prompts"], record["yes_or_no"]
+    too_long = prompts.get("longer_than_context")
     facts = {
-        "file": told["file"],
-        "format": told["format"],
-        "samples": f"{told['samples']:,}",
-        "passages": f"{_range(each)} each" if each["max"] else "none",
-        "gold": _share(told, "with_gold"),
-        "evidence": _share(told, "with_evidence") + (f"; {judged:,} are answered yes or no" if judged else ""),
-        "unanswerable": _share(told, "unanswerable"),
+        "file": record["file"],
+        "format": record["format"],
+        "samples": f"{record['samples']:,}",
+        "passages": f"{_range(passages)} each" if passages["max"] else "none",
+        "gold": _share(record, "with_gold"),
+        "evidence": _share(record, "with_evidence") + (f"; {yes_or_no:,} are answered yes or no" if yes_or_no else ""),
+        "unanswerable": _share(record, "unanswerable"),
         "prompts": f"{_range(prompts)} {prompts['counted_in']}"
-        + (f"; {over:,} are longer than its context of {prompts['context']:,}" if over else ""),
+        + (f"; {too_long:,} are longer than its context of {prompts['context']:,}" if too_long else ""),
     }
     table = _table()
     for fact, value in facts.items():
@@ -125,9 +136,10 @@ def _facts(told: dict[str, Any]) -> Table:
     return table
 
 
-def _share(told: dict[str, Any], name: str) -> str:
-    there, all = told[name], told["samples"]
-    return "none" if not there else f"all {all:,}" if there == all else f"{there:,} of {all:,}"
+def _share(record: dict[str, Any], name: str) -> str:
+    """How many samples: none, all, or "3 of 4"."""
+    count, total = record[name], record["samples"]
+    return "none" if not count else f"all {total:,}" if count == total else f"{count:,} of {total:,}"
 
 
 def _range(spread: dict[str, Any]) -> str:
@@ -137,7 +149,7 @@ def _range(spread: dict[str, Any]) -> str:
 
 
 def _sample(sample: Sample) -> Table:
-    """A sample as a person reads it: what is asked, what is right, and where that stands."""
+    """A sample in readable form: the question, the answers, the passages with the evidence."""
     table = _table()
     table.add_row(_line("question", "cyan"), _line(_cut(sample.question, 2 * LONG)))
     answers = " | ".join(_cut(answer, SHORT) for answer in sample.answers[:NAMED])
@@ -152,18 +164,18 @@ def _sample(sample: Sample) -> Table:
     if len(others) > OTHERS:
         table.add_row("", _line(f"and {len(others) - OTHERS:,} more", "dim"))
     if sample.meta:
-        also = _line(", ".join(f"{name} {_said(value)}" for name, value in sample.meta.items()), "dim")
-        also.no_wrap, also.overflow = True, "ellipsis"
-        table.add_row(_line("also", "dim"), also)
+        other = _line(", ".join(f"{name} {_format_meta(value)}" for name, value in sample.meta.items()), "dim")
+        other.no_wrap, other.overflow = True, "ellipsis"
+        table.add_row(_line("other", "dim"), other)
     return table
 
 
-def _said(value: Any) -> str:
+def _format_meta(value: Any) -> str:
     return _cut(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), 2 * SHORT)
 
 
 def _excerpt(passage: Passage, room: int) -> Line:
-    """The title and some of the text, around its evidence, which stands between « and »; one line if it is not gold."""
+    """The title and part of the text around the evidence, which is between « and »; one line if it is not gold."""
     evidence = sorted(passage.evidence)
     first = evidence[0][0] if evidence else 0
     start = max(0, min(first - room // 3, len(passage.text) - room))
@@ -182,17 +194,16 @@ def _excerpt(passage: Passage, room: int) -> Line:
     return shown
 
 
-def _problems(found: dict[str, list[str]], reading: Reading) -> Table:
+def _problems(problems: dict[str, list[str]], contents: SampleFile) -> Table:
     table = _table()
-    for problem, ids in found.items():
-        named = ", ".join(_cut(id, 40) for id in ids[:NAMED]) + (", …" if len(ids) > NAMED else "")
-        table.add_row(_line(f"{len(ids):,}", "yellow"), _line(f"{problem}: {named}"))
-    if reading.bad:
-        table.add_row(
-            _line(f"{len(reading.bad):,}", "red"), _line(f"{reading.unit}s that cannot be read, and were left out")
-        )
-    for number, reason in reading.bad[:NAMED]:
-        table.add_row("", _line(f"{reading.unit} {number}: {reason}"))
+    for problem, ids in problems.items():
+        names = ", ".join(_cut(id, 40) for id in ids[:NAMED]) + (", …" if len(ids) > NAMED else "")
+        table.add_row(_line(f"{len(ids):,}", "yellow"), _line(f"{problem}: {names}"))
+    if contents.errors:
+        skipped = f"{contents.unit}s that cannot be read are skipped"
+        table.add_row(_line(f"{len(contents.errors):,}", "red"), _line(skipped))
+    for number, reason in contents.errors[:NAMED]:
+        table.add_row("", _line(f"{contents.unit} {number}: {reason}"))
     return table
 
 
@@ -211,10 +222,10 @@ def _line(text: str, style: str = "") -> Line:
     return Line(_clean(text), style=style)
 
 
-def _cut(text: str, longest: int) -> str:
-    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+def _cut(text: str, max_length: int) -> str:
+    return text if len(text) <= max_length else f"{text[: max_length - 1]}…"
 
 
 def _clean(text: str) -> str:
-    """Text of a file for a terminal: white space is a space, and other characters that do not print are spelled out."""
+    """Text of a file for a terminal: white space becomes a space, other unprintable characters are spelled out."""
     return "".join(c if c.isprintable() else " " if c.isspace() else ascii(c)[1:-1] for c in text)

@@ -1,4 +1,4 @@
-"""`floatscope demo`: the embedded twins answer a few questions, watched, and the report of it."""
+"""`floatscope demo`: the shipped twins answer a few questions, watched, and a report shows where they look."""
 
 from __future__ import annotations
 
@@ -8,50 +8,54 @@ from typing import Annotated
 
 import typer
 
+from floatscope.cli import options as o
+from floatscope.cli.console import (
+    explain_interrupt,
+    make_console,
+    print_line,
+    print_table,
+    show_progress,
+)
+
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the run folders and the page.")] = Path("demo"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    out: Annotated[Path, o.Opt(metavar="DIR", help="Folder for the runs and the report.")] = Path("demo"),
+    as_json: o.AsJson = False,
 ) -> None:
-    """Watch three trained twins and their untrained controls answer twelve questions, and report what was seen.
+    """Trace the three twins and their untrained controls on twelve questions, and write a report.
 
-    One twin is autoregressive, one masked diffusion from scratch, one masked diffusion adapted from the first. All of
-    it is in the package: nothing is downloaded.
+    One twin is autoregressive, one a masked diffusion model trained from scratch, one a masked diffusion model adapted
+    from the first. They ship with the package: nothing is downloaded.
 
-    Run again, it continues where it stopped; a finished sample is not decoded twice.
+    An interrupted demo is resumed by the same command.
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-    from rich.table import Table
+    console = make_console(stderr=as_json)
+    print_line(console, "opening", "twin:arm, twin:mdm, twin:mdm-adapted")
 
     from floatscope.files.sizes import format_size
-    from floatscope.pipelines import demo as work
+    from floatscope.pipelines.demo import STEPS, plan_demo, write_demo_report
 
-    console = Console(stderr=as_json, highlight=False, soft_wrap=True)
-    ready = work.prepare(out)
-    console.print(
-        f"{len(work.TWINS)} twins and their controls, {ready.total} samples of {work.STEPS} steps,"
-        f" at most {format_size(ready.size)}"
-    )
-    if ready.finished:
-        console.print(f"{ready.finished} samples were finished before")
-    columns = BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("left")
-    with Progress(TextColumn("watching"), *columns, console=console) as progress:
-        bar = progress.add_task("", total=ready.total, completed=ready.finished)
-        for traced in work.watch(ready):
-            progress.update(bar, advance=1, description=traced.sample)
-    seen = work.look(ready)
+    job = plan_demo(out)
+    size = f"{job.total} samples of {STEPS} steps, at most {format_size(job.max_bytes)}"
+    print_line(console, "forecast", size)
+    if job.finished:
+        print_line(console, "resuming", f"{job.finished} of {job.total} samples are already finished")
+    with (
+        explain_interrupt(lambda: f"{job.finished} of {job.total} samples are finished"),
+        show_progress(console, "tracing", job.total, job.finished) as update,
+    ):
+        finished = job.finished
+        for event in job:
+            finished += 1
+            update(finished, f"{event.run.name} {event.sample}")
+    result = write_demo_report(job)
     if as_json:
-        typer.echo(json.dumps(seen.as_json, indent=1))
+        typer.echo(json.dumps(result.as_json, indent=1))
         return
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("", "right", "first key", "top key", "within", "across"):
-        table.add_column(name, justify="left" if not name else "right")
-    for row in seen.rows:
-        table.add_row(row.twin, f"{row.right:.0%}", row.first, row.top, row.within, row.across)
-    console.print(table)
+    rows = [(r.twin, f"{r.acc:.0%}", r.first_key, r.top_key, r.within, r.across) for r in result.rows]
+    print_table(console, ("", "acc", "first key", "top key", "within", "across"), rows)
     console.print(
-        "First and top key: lift, 1 = as much as uniform attention would give, mean over layers. Within, across: how"
-        " often a layer's top key is away from its usual place, in one text and over all. (Untrained control.)"
+        "First and top key: mean lift over layers; 1 is what uniform attention gives. Within, across: how often the top"
+        " key of a layer is away from its usual position, in one text and over all texts. (Untrained control.)"
     )
-    console.print(f"page: {seen.page}")
+    print_line(console, "page", str(result.page))

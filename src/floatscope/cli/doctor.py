@@ -1,11 +1,14 @@
-"""`floatscope doctor`: what is here, which backend serves which case, and whether captured == executed."""
+"""`floatscope doctor`: this machine, which backend serves which attention call, and whether captured == executed."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
+
+from floatscope.cli import options as o
+from floatscope.cli.console import show_status
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -13,73 +16,71 @@ if TYPE_CHECKING:
     from floatscope.pipelines.doctor import Report
 
 
-def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
-) -> None:
-    """Check this machine: is what is captured what was executed?
+def doctor(as_json: o.AsJson = False) -> None:
+    """Check on this machine that captured attention is executed attention.
 
-    Every kind of attention call and a few tiny models are watched and compared with the dense float64 result.
+    Every kind of attention call and a few tiny models are watched and compared with a dense float64 result.
 
-    Ends with status 1 if a check fails, and names it.
+    The exit status is 1 if a check fails.
     """
     from rich.console import Console
 
-    from floatscope.pipelines.doctor import examine
-
     console = Console(highlight=False)
-    with Console(stderr=True).status("checking attention calls and models"):
+    with show_status("checking attention calls and models"):
+        from floatscope.pipelines.doctor import examine
+
         report = examine()
     if as_json:
         typer.echo(json.dumps(report.as_json(), indent=1))
     else:
-        _print(console, report)
+        _print_report(console, report)
     if not report.ok:
         raise typer.Exit(1)
 
 
-def _print(console: Console, report: Report) -> None:
+def _print_report(console: Console, report: Report) -> None:
     from rich.table import Table
 
-    from floatscope.pipelines.doctor import limit
+    from floatscope.pipelines.doctor import error_limit
 
-    def table(title: str, *columns: str) -> Table:
-        made = Table(*columns, title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-        made.columns[0].no_wrap = True
-        return made
+    def make_table(title: str, *columns: str) -> Table:
+        table = Table(*columns, title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+        table.columns[0].no_wrap = True
+        return table
 
-    def against(error: float, limit: float) -> str:
+    def compare(error: float, limit: float) -> str:
         return f"{error:.0e} < {limit:.0e}" if error <= limit else f"[red]{error:.0e} > {limit:.0e}[/]"
 
-    facts = table("This machine", "", "")
+    facts = make_table("This machine", "", "")
     facts.show_header = False
     for fact, value in report.facts.items():
         facts.add_row(fact, value)
 
-    served = table(
-        "Which backend serves which attention call", "device", "mask", "where", "cases", "backend", "not triton:"
+    backends = make_table(
+        "Which backend serves which attention call", "device", "mask", "where", "cases", "backend", "why not triton"
     )
-    for row in report.served():
-        served.add_row(row.device, row.mask, row.where, str(row.cases), row.backend, row.reason)
+    for row in report.backend_uses():
+        backends.add_row(row.device, row.mask, row.where, str(row.cases), row.backend, row.reason)
 
-    worst = report.worst()
-    kinds = dict.fromkeys((device, dtype) for device, dtype, _ in worst)
-    columns = (f"{dtype} on {device}" for device, dtype in kinds)
-    errors = table("Largest error against dense float64, and its limit", "quantity", *columns)
-    for what in dict.fromkeys(quantity for *_, quantity in worst):
-        errors.add_row(what, *(against(worst[*kind, what], limit(what, kind[1])) for kind in kinds))
+    worst = report.largest_errors()
+    placements = dict.fromkeys((device, dtype) for device, dtype, _ in worst)
+    columns = (f"{dtype} on {device}" for device, dtype in placements)
+    errors = make_table("Largest error against dense float64, and its limit", "quantity", *columns)
+    for quantity in dict.fromkeys(quantity for *_, quantity in worst):
+        cells = (compare(worst[*placement, quantity], error_limit(quantity, placement[1])) for placement in placements)
+        errors.add_row(quantity, *cells)
 
-    models = table("Whole models, verified while watched; watched against unwatched output", "model", "as", "error")
-    for v in report.verdicts:
-        models.add_row(
-            v.model, f"{v.dtype} on {v.device}", "[red]see below[/]" if v.problem else against(v.error, v.limit)
-        )
+    models = make_table("Complete models: watched against unwatched output", "model", "as", "error")
+    for verdict in report.models:
+        shown = "[red]see below[/]" if verdict.problem else compare(verdict.error, verdict.limit)
+        models.add_row(verdict.model, f"{verdict.dtype} on {verdict.device}", shown)
 
-    for part in (facts, served, errors, models):
-        console.print(part, "")
+    for table in (facts, backends, errors, models):
+        console.print(table, "")
     if report.ok:
-        done = f"{len(report.outcomes)} attention calls and {len(report.verdicts)} models checked"
-        console.print(f"[bold green]captured == executed here[/]: {done}")
+        checked = f"{len(report.calls)} attention calls and {len(report.models)} models checked"
+        console.print(f"[bold green]captured == executed[/]: {checked}")
     else:
-        console.print(f"[bold red]captured != executed here[/]: {len(report.failures)} checks failed")
+        console.print(f"[bold red]captured != executed[/]: {len(report.failures)} checks failed")
         for failure in report.failures:
             console.print(f"  {failure}", soft_wrap=True)

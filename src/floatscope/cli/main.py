@@ -1,11 +1,12 @@
 """`floatscope …`: the commands, and how each of them ends.
 
-    0     done
-    1     `doctor` found something wrong
-    2     the caller can mend it: one sentence on stderr, no traceback
-    130   interrupted; whatever was finished is kept
+    0     success
+    1     `doctor` found a problem
+    2     a mistake the caller can correct: one sentence on stderr, no traceback
+    130   interrupted; everything finished is kept
 
-Torch and transformers are loaded by the command that needs them, so `--help` answers at once.
+A command imports torch and transformers itself, after its arguments are checked, so `--help` and mistakes answer at
+once.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from typer.core import TyperGroup
 
 from floatscope import __version__
 from floatscope.cli.adapt import adapt
+from floatscope.cli.compare import compare
 from floatscope.cli.data import data
 from floatscope.cli.decode import decode
 from floatscope.cli.demo import demo
 from floatscope.cli.doctor import doctor
-from floatscope.cli.eval import compare, evaluate
+from floatscope.cli.eval import evaluate
 from floatscope.cli.fetch import fetch
+from floatscope.cli.help_text import help_for
 from floatscope.cli.index import index
 from floatscope.cli.intervene import intervene
 from floatscope.cli.lens import lens
@@ -38,89 +41,113 @@ from floatscope.cli.trace import trace
 from floatscope.cli.twins import twins
 from floatscope.errors import UserError
 
-MISUSED: type[Exception] = typer.BadParameter.__bases__[0]
-"""What click raises at a wrong command, option or value; typer brings a click of its own."""
+UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+"""What click raises for a wrong command, option or value; typer ships its own copy of click."""
+
+RENAMED_OPTIONS = {
+    "adapt": {
+        "--control": "--autoregressive",
+        "--held-data": "--held-out-data",
+        "--held-text": "--held-out-text",
+        "--mask": "--mask-token",
+        "--peak": "--lr",
+        "--steps": "--train-steps",
+        "--tokens": "--batch-tokens",
+    },
+    "decode": {"--raw": "--no-chat"},
+    "eval": {"--batch": "--batch-size", "--prompt": "--template", "--raw": "--no-chat", "--trace": "--trace-samples"},
+    "intervene": {"--batch": "--batch-size", "--prompt": "--template", "--raw": "--no-chat"},
+    "lens": {"--k": "--anchors", "--raw": "--no-chat", "--top": "--top-tokens"},
+    "report": {"--format": "--figure-format"},
+    "stress": {"--batch": "--batch-size", "--prompt": "--template", "--raw": "--no-chat"},
+    "study": {"--batch": "--batch-size", "--prompt": "--template", "--raw": "--no-chat"},
+    "trace": {
+        "--batch": "--batch-size",
+        "--control": "--untrained-controls",
+        "--control-seeds": "--untrained-controls",
+        "--keep": "--level",
+        "--raw": "--no-chat",
+    },
+}
+"""Options of 0.6 → their names now, for the hint of the error."""
 
 
 class Commands(TyperGroup):
-    """The one place where errors become words and exit codes."""
+    """The group of all commands; the one place where errors become sentences and exit codes."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
-        with worded():
+        """Parse the arguments of the group."""
+        with explain_errors():
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: Any) -> Any:
-        with worded():
+        """Run a command."""
+        with explain_errors():
             return super().invoke(ctx)
 
 
 @contextmanager
-def worded() -> Iterator[None]:
+def explain_errors() -> Iterator[None]:
+    """Print what the caller can correct as one sentence on stderr, and exit with its status."""
     try:
         yield
     except UserError as error:
         typer.echo(f"floatscope: {error}", err=True)
         raise typer.Exit(2) from error
     except KeyboardInterrupt as error:
-        typer.echo("floatscope: interrupted; whatever was finished is kept", err=True)
+        typer.echo("floatscope: interrupted; everything finished is kept", err=True)
         raise typer.Exit(130) from error
-    except MISUSED as error:
-        if type(error).__name__ == "NoArgsIsHelpError":  # a group without a command tells its commands
+    except UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # a group without a command prints its help
             raise
-        typer.echo(f"floatscope: {misused(error)}", err=True)
+        typer.echo(f"floatscope: {describe_usage_error(error)}", err=True)
         raise typer.Exit(2) from error
 
 
-def misused(error: Any) -> str:
-    """click's words as one sentence, and where the right ones are told."""
-    said = " ".join(error.format_message().split()).rstrip(".?").replace(". Did", "; did")
+def describe_usage_error(error: Any) -> str:
+    """click's message as one sentence, with a hint and the help that lists what is allowed."""
     command = error.ctx.command_path if error.ctx else "floatscope"
-    return f"{said[:1].lower()}{said[1:]}; {command} --help tells what can be given"
+    if type(error).__name__ == "NoSuchOption":
+        renamed = RENAMED_OPTIONS.get(command.split()[-1], {}).get(error.option_name)
+        near = [renamed] if renamed else sorted(error.possibilities or [])
+        hint = f" (did you mean {' or '.join(near)}?)" if near else ""
+        message = f"{error.message}{hint}"
+    else:
+        message = " ".join(error.format_message().split()).rstrip(".?")
+        message = message.replace(". Did", "; did").replace(": Input should", ": it should")
+    return f"{message[:1].lower()}{message[1:]}; see {command} --help"
 
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-app.command(epilog="Example: floatscope demo --out demo")(demo)
-app.command(epilog='Example: floatscope decode GSAI-ML/LLaDA-8B-Instruct --prompt "What floats?" --layer 16')(decode)
-app.command(epilog='Example: floatscope lens twin:mdm --prompt "What floats?" --out lens.csv')(lens)
-app.command(epilog="Example: floatscope data hotpot_dev_distractor_v1.json --model twin:mdm")(data)
-app.command(epilog="Example: floatscope trace twin:mdm --data questions.jsonl --out runs/mdm")(trace)
-app.command(epilog="Example: floatscope report runs/arm runs/mdm --out report.html")(report)
-app.command("eval", epilog="Example: floatscope eval twin:mdm --data reading-5.jsonl --passages 5 --out runs/mdm-5")(
-    evaluate
-)
-app.command(epilog="Example: floatscope compare runs/mdm-0 runs/mdm-5 --out table.md")(compare)
-app.command(
-    epilog="Example: floatscope stress twin:arm twin:mdm --data reading-5.jsonl --kind position --out runs/place"
-)(stress)
-app.command(
-    epilog="Example: floatscope intervene twin:mdm --edit 'mask_anchors(k=5)' --data reading-5.jsonl --out runs/mask"
-)(intervene)
-app.command(epilog="Example: floatscope study sinks twin:arm twin:mdm --data reading-5.jsonl --out runs/sinks")(study)
-app.command(epilog="Example: floatscope adapt base.gguf --text wiki.txt.xz --data train.jsonl --out sibling")(adapt)
-app.command(epilog="Example: floatscope doctor --json > doctor.json")(doctor)
-app.command(epilog="Example: floatscope models GSAI-ML/LLaDA-8B-Instruct")(models)
-app.command(epilog="Example: floatscope fetch smollm2")(fetch)
-
+COMMANDS = (
+    demo, decode, lens, data, trace, report, evaluate, compare, stress, intervene, study, adapt, doctor, models, fetch,
+)  # fmt: skip
+for command in COMMANDS:
+    name = "eval" if command is evaluate else command.__name__
+    app.command(name, **help_for(name, command))(command)
 app.add_typer(index, name="index")
 app.add_typer(twins, name="twins")
 
 
-def _version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"floatscope {__version__}")
         raise typer.Exit
 
 
-@app.callback(epilog="Example: floatscope demo --out demo")
 def floatscope(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """A microscope for attention in masked diffusion language models."""
 
 
+app.callback(**help_for("", floatscope))(floatscope)
+
+
 def main() -> None:
+    """Run the command line."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character gets a question mark

@@ -1,4 +1,4 @@
-"""`floatscope models`: which checkpoints open as what, or what one of them is and can do."""
+"""`floatscope models`: which checkpoints can be opened, or what one of them is and can do."""
 
 from __future__ import annotations
 
@@ -7,107 +7,116 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from floatscope.cli import options as o
+from floatscope.cli.console import show_status
+
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from floatscope.models.describe import Description
+    from floatscope.models.description import Description
 
 
 def models(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="A hub id, a folder, a .gguf file, twin:NAME, smollm2:NAME or BASE+ADAPTER.", show_default=False
+            metavar="MODEL",
+            help="A hub id, a folder, a .gguf file, twin:NAME, smollm2:NAME or BASE+ADAPTER.",
+            show_default=False,
         ),
     ] = None,
-    mask_id: Annotated[
-        int | None, typer.Option(help="Its mask token, where the files are silent or wrong.", show_default=False)
-    ] = None,
-    shift: Annotated[
-        bool | None,
-        typer.Option("--shift/--no-shift", help="Row p decides position p + 1, or p.", show_default=False),
-    ] = None,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.", show_default=False)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    mask_id: Annotated[int | None, o.Opt(metavar="N", min=0, help="The mask token, if none is named.")] = None,
+    shift: Annotated[bool | None, o.Opt("--shift/--no-shift", help="Row p predicts position p + 1, or p.")] = None,
+    revision: Annotated[str | None, o.Opt(help="Branch, tag or commit of a hub checkpoint.")] = None,
+    as_json: o.AsJson = False,
 ) -> None:
-    """List what can be opened, or say what one checkpoint is and can do.
+    """List what can be opened, or describe one checkpoint.
 
-    No weights are read, and of a hub checkpoint none are fetched.
+    No weights are read, and none are fetched from the hub.
     """
     from rich.console import Console
 
     console = Console(highlight=False)
     if name is None:
-        _print_table(console, as_json)
+        _print_architectures(console, as_json)
         return
-    from floatscope.models.describe import describe
+    o.check_model(name)
+    with show_status(f"opening {name}"):
+        from floatscope.models.description import describe
 
-    found = describe(name, mask_id=mask_id, shift=shift, revision=revision)
+        description = describe(name, mask_id=mask_id, shift=shift, revision=revision)
     if as_json:
-        typer.echo(json.dumps(found.as_json, indent=1))
+        typer.echo(json.dumps(description.as_json, indent=1))
     else:
-        _print(console, found)
+        _print_description(console, description)
 
 
-def _print_table(console: Console, as_json: bool) -> None:
+def _print_architectures(console: Console, as_json: bool) -> None:
     from rich.table import Table
 
-    from floatscope.models.families import ARCHITECTURES, REFUSED, REMOTE
+    from floatscope.models.architectures import ARCHITECTURES, REFUSED, REMOTE_CODE
 
-    rows = [*ARCHITECTURES, REMOTE]
+    rows = [*ARCHITECTURES, REMOTE_CODE]
     if as_json:
         opened = [
-            {"layout": r.name, "opens": r.opens, "family": r.paradigm, "shift": r.shift, "mask": r.mask_comes_from}
-            for r in rows
+            {
+                "architecture": row.name,
+                "opens": row.opens,
+                "paradigm": row.paradigm,
+                "shift": row.shift,
+                "mask": row.mask_source,
+            }
+            for row in rows
         ]
-        closed = [{"name": name, "why": why} for name, why in REFUSED.values()]
-        typer.echo(json.dumps({"opened": opened, "refused": closed}, indent=1))
+        refused = [{"name": name, "reason": reason} for name, reason in REFUSED.values()]
+        typer.echo(json.dumps({"opened": opened, "refused": refused}, indent=1))
         return
-    table = Table("layout", "opens", "family", "decides", "mask id from", box=None, pad_edge=False)
-    for r in rows:
-        table.add_row(r.name, r.opens, r.paradigm, "the next" if r.shift else "its own", r.mask_comes_from)
+    table = Table("architecture", "opens", "paradigm", "row p predicts", "mask id from", box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(row.name, row.opens, row.paradigm, "p + 1" if row.shift else "p", row.mask_source)
     console.print(table, "")
-    refused = Table("refused", "because", box=None, pad_edge=False)
-    for name, why in REFUSED.values():
-        refused.add_row(name, why)
-    console.print(refused)
+    refused_table = Table("refused", "reason", box=None, pad_edge=False)
+    for name, reason in REFUSED.values():
+        refused_table.add_row(name, reason)
+    console.print(refused_table)
 
 
-def _shown(text: str) -> str:
-    """Names come from the checkpoint: no markup in them is obeyed, and no control character reaches the terminal."""
+def _print_description(console: Console, description: Description) -> None:
+    from rich.table import Table
+
+    spec, table = description.spec, Table("", "", box=None, pad_edge=False, show_header=False)
+
+    def format_token(role: str, token_id: int | None) -> str:
+        name = description.tokens.get(role)
+        return "none" if token_id is None else f"{token_id} {name}" if name else str(token_id)
+
+    grouped = "" if description.heads == description.kv_heads else f", {description.kv_heads} for keys and values"
+    obstacle = description.capture_obstacle
+    facts = {
+        "model": spec.name + (f" at {spec.revision}" if spec.revision else ""),
+        "architecture": f"{spec.architecture}, opened as {description.transformers_class}",
+        "paradigm": "masked diffusion" if spec.paradigm == "mdm" else "autoregressive",
+        "parameters": f"{description.parameters:,}" + (f", {description.dtype}" if description.dtype else ""),
+        "network": f"{description.layers} layers, {description.heads} heads of {description.head_dim}{grouped}",
+        "vocabulary": str(description.vocab_size),
+        "context": str(spec.context),
+        "mask": format_token("mask", spec.mask_id),
+        "row p predicts": "position p + 1" if spec.shift else "position p",
+        "bos, eos": f"{format_token('bos', spec.bos_id)}, {format_token('eos', spec.eos_id)}",
+        "end of turn": format_token("eot", spec.eot_id),
+        "chat template": "yes" if description.has_chat_template else "no",
+        "samplers": ", ".join(description.samplers),
+        "can be watched": f"no: {obstacle}" if obstacle else "yes",
+    }
+    for fact, value in facts.items():
+        table.add_row(fact, _printable(value))
+    for warning in description.warnings:
+        table.add_row("note", _printable(warning))
+    console.print(table)
+
+
+def _printable(text: str) -> str:
+    """Names come from the checkpoint: neither markup nor control characters in them reach the terminal."""
     from rich.markup import escape
 
     return escape(text if text.isprintable() else ascii(text))
-
-
-def _print(console: Console, found: Description) -> None:
-    from rich.table import Table
-
-    spec, table = found.spec, Table("", "", box=None, pad_edge=False, show_header=False)
-
-    def token(role: str, token_id: int | None) -> str:
-        name = found.tokens.get(role)
-        return "none" if token_id is None else f"{token_id} {name}" if name else str(token_id)
-
-    grouped = "" if found.heads == found.kv_heads else f", {found.kv_heads} for keys and values"
-    facts = {
-        "model": spec.name + (f" at {spec.revision}" if spec.revision else ""),
-        "layout": f"{spec.architecture}, opened as {found.opened_as}",
-        "family": "masked diffusion" if spec.paradigm == "mdm" else "autoregressive",
-        "parameters": f"{found.parameters:,}" + (f", {found.dtype}" if found.dtype else ""),
-        "network": f"{found.layers} layers of {found.heads} heads of {found.head_dim}{grouped}",
-        "vocabulary": str(found.vocabulary),
-        "context": str(spec.context),
-        "mask": token("mask", spec.mask_id),
-        "a row decides": "the next position" if spec.shift else "its own position",
-        "bos, eos": f"{token('bos', spec.bos_id)}, {token('eos', spec.eos_id)}",
-        "end of turn": token("eot", spec.eot_id),
-        "chat template": "yes" if found.template else "no",
-        "samplers": ", ".join(found.samplers),
-        "watched": "no: " + found.not_watched if found.not_watched else "yes",
-    }
-    for fact, value in facts.items():
-        table.add_row(fact, _shown(value))
-    for warning in found.warnings:
-        table.add_row("note", _shown(warning))
-    console.print(table)

@@ -1,139 +1,320 @@
-"""The options commands have in common, how they open a model and how they speak."""
+"""The options that commands share, in groups, each checked before torch is imported.
+
+A command names the groups it takes; `expand_groups` gives typer their fields as single options:
+
+    @expand_groups
+    def decode(model: ModelName, *, sampling: SamplingOptions, loading: ModelOptions) -> None: ...
+
+So an option has the same name, help and check in every command that has it.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import re
-from contextlib import nullcontext
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from floatscope.errors import UserError
+from floatscope.errors import UserError, unknown_choice
+from floatscope.syntax import parse_call
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from floatscope.models.model import Model
-    from floatscope.tasks.read import Reading
+    from floatscope.tasks.sample import Sample
+    from floatscope.tasks.sample_files import SampleFile
 
 Opt = typer.Option
+DataOpt = partial(typer.Option, rich_help_panel="Data")
+SamplingOpt = partial(typer.Option, rich_help_panel="Sampling")
+ModelOpt = partial(typer.Option, rich_help_panel="Model")
 
-Name = Annotated[str, typer.Argument(help="A hub id, a folder, a .gguf file, twin:NAME, smollm2:NAME or BASE+ADAPTER.")]
-Names = Annotated[
+# The tables these names are keys of import torch; a test compares them.
+SAMPLERS = ("ar", "confidence", "margin", "entropy", "random", "origin", "pc", "threshold", "factor", "eb", "klass")
+TWINS = ("arm", "mdm", "mdm-adapted")
+PRESETS = ("llada", "dream")
+EOS_RULES = ("free", "never", "last")
+DTYPES = ("float32", "fp32", "bfloat16", "bf16", "float16", "fp16", "float64")
+DEVICE = re.compile(r"cpu|mps|auto|cuda(:\d+)?")
+
+ModelName = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A hub id, a folder, a .gguf file, twin:NAME, smollm2:NAME or BASE+ADAPTER.",
+        show_default=False,
+    ),
+]
+ModelNames = Annotated[
     list[str],
-    typer.Argument(metavar="MODEL…", help="Hub ids, folders, .gguf files, twin:NAME, smollm2:NAME or BASE+ADAPTER."),
+    typer.Argument(
+        metavar="MODEL…",
+        help="Hub ids, folders, .gguf files, twin:NAME, smollm2:NAME or BASE+ADAPTER.",
+        show_default=False,
+    ),
 ]
-Questions = Annotated[
-    Path, Opt("--data", help="Questions; what a file holds is told by floatscope data.", show_default=False)
+DEVICE_HELP = "cpu, cuda, cuda:1, mps, or auto for all GPUs. Default: a GPU if there is one."
+LICENCE_HELP = "Licence and source of the training data, for the model card."
+DATA_HELP = "A file of questions, or twin:NAME for a shipped one (floatscope twins lists them)."
+Data = Annotated[str, DataOpt("--data", metavar="FILE", help=DATA_HELP, show_default=False)]
+OptionalData = Annotated[str | None, DataOpt("--data", metavar="FILE", help=DATA_HELP)]
+OutFolder = Annotated[
+    Path,
+    Opt("--out", metavar="DIR", help="The output folder: a new one, or one to resume.", show_default=False),
 ]
-Template = Annotated[str, Opt("--prompt", help="default, question-first, instruct, af-llada, af-others, or a file.")]
-Limit = Annotated[int | None, Opt(help="Only the first so many of the data.")]
-Format = Annotated[str | None, Opt(help="Of the data, where it is not told by its shape.")]
-SkipBad = Annotated[bool, Opt("--skip-bad", help="Leave out what cannot be read of the data, and say so.")]
-NewTokens = Annotated[int | None, Opt(help="Tokens to write. Default: 32, or the preset's.")]
-Steps = Annotated[int | None, Opt(help="Forwards. Default: one per token.")]
-Block = Annotated[int | None, Opt(help="Fill this many tokens before the next. Default: all at once.")]
-Sampler = Annotated[
-    str | None, Opt(help="Which positions a step commits: confidence, margin, entropy, threshold(tau=0.9), …")
+Settings = Annotated[list[str], Opt("--set", metavar="NAME=VALUE", help="Set an option; may be repeated.")]
+Chat = Annotated[
+    bool | None,
+    DataOpt("--chat/--no-chat", help="Use the chat template. Default: if there is one."),
 ]
-Preset = Annotated[str | None, Opt(help="The authors' settings: llada or dream.")]
-Temperature = Annotated[float | None, Opt(help="0: the most likely token.")]
-TopP = Annotated[float | None, Opt(help="Draw from the fewest tokens that hold this much probability.")]
-TopK = Annotated[int | None, Opt(help="Draw from this many tokens.")]
-Guidance = Annotated[float | None, Opt(help="Classifier-free guidance.")]
-Eos = Annotated[str | None, Opt(help="free, never, or last.")]
-Stop = Annotated[bool | None, Opt("--stop/--no-stop", help="End when the text has ended.")]
-Seed = Annotated[int, Opt(help="Of whatever is drawn.")]
-Chat = Annotated[bool | None, Opt("--chat/--raw", help="Use the chat template. Default: if there is one.")]
-Batch = Annotated[int | None, Opt(help="Samples decoded together. Default: 8, on a GPU 32.")]
-MaskId = Annotated[int | None, Opt(help="The mask token, where the checkpoint does not tell.")]
-Shift = Annotated[bool | None, Opt("--shift/--no-shift", help="Whether row p decides position p + 1.")]
-Device = Annotated[str | None, Opt(help="cpu, cuda, cuda:1, or auto for all GPUs.")]
-Dtype = Annotated[str | None, Opt(help="float32, bf16 or fp16.")]
-Revision = Annotated[str | None, Opt(help="Of a hub checkpoint.")]
-TrustRemoteCode = Annotated[bool, Opt("--trust-remote-code", help="Run the checkpoint's own code; it can do anything.")]
+BatchSize = Annotated[int | None, SamplingOpt(metavar="N", min=1, help="Samples per batch. Default: 8, on a GPU 32.")]
+AsJson = Annotated[bool, Opt("--json", help="Print one JSON object instead of text.")]
 
 
-Retrieve = Annotated[Path | None, Opt(help="Passages from this index instead of the file's.")]
-K = Annotated[int, Opt("-k", help="How many to retrieve.")]
+@dataclass(frozen=True)
+class DataOptions:
+    """How a file of questions is read."""
+
+    limit: Annotated[int | None, DataOpt(metavar="N", min=1, help="Use only the first N samples.")] = None
+    format: Annotated[str | None, DataOpt(help="The data format. Default: detected from the first object.")] = None
+    skip_bad: Annotated[bool, DataOpt("--skip-bad", help="Skip entries that cannot be read, and report them.")] = False
+
+    @property
+    def are_set(self) -> bool:
+        """Whether any of them differs from its default."""
+        return self != DataOptions()
+
+    def read(self, data: str) -> SampleFile:
+        """Read the samples of a file."""
+        from floatscope.tasks.sample_files import read_file
+
+        return read_file(data, self.limit, format=self.format, skip_bad=self.skip_bad)
+
+    def describe(self, data: str) -> dict[str, Any]:
+        """The name and digest of the file, for the settings of a run."""
+        from floatscope.tasks.sample_files import describe_source
+
+        return describe_source(data, self.limit)
 
 
-def opened(name: str, live: bool, **settings: Any) -> Model:
-    """`fs.load`, with a word on the terminal while it takes its time."""
-    from rich.console import Console
+@dataclass(frozen=True)
+class RetrievalOptions:
+    """Where passages come from, if not from the file."""
 
-    from floatscope.models.load import load
+    retrieve: Annotated[
+        Path | None,
+        DataOpt(metavar="DIR", help="Retrieve the passages from this index instead."),
+    ] = None
+    k: Annotated[int, DataOpt("-k", metavar="N", min=1, help="How many passages to retrieve.")] = 5
 
-    with Console(stderr=True).status("loading") if live else nullcontext():
-        return load(name, **settings)
+    def apply(self, samples: list[Sample]) -> tuple[list[Sample], float | None, dict[str, Any]]:
+        """The samples with retrieved passages, the recall of gold passages, and what a run records about the index."""
+        if self.retrieve is None:
+            return samples, None, {}
+        from floatscope.tasks.index import Index, retrieve_passages
+
+        index = Index.open(self.retrieve)
+        with_passages, recall = retrieve_passages(index, samples, self.k)
+        stats = index.stats()
+        record = {
+            "index": self.retrieve.name,
+            "index_passages": stats.passages,
+            "index_sha256": stats.digest,
+            "retrieved": self.k,
+        }
+        return with_passages, recall, record
 
 
-def folders(models: list[str], out: Path) -> list[Path]:
-    """A folder for each model."""
-    paths = [out / re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip("-") for name in models]
-    for place, path in enumerate(paths):
-        if path in paths[:place]:
-            raise UserError(f"two models would be kept in {path}; give each model once")
-    return paths
+@dataclass(frozen=True)
+class QuestionOptions:
+    """How questions become prompts, and how many are asked together."""
+
+    template: Annotated[
+        str,
+        DataOpt(help="The prompt template: default, question-first, instruct, af-llada, af-others, or a TOML file."),
+    ] = "default"
+    chat: Chat = None
+    batch_size: BatchSize = None
+
+    def __post_init__(self) -> None:
+        from floatscope.tasks.template import load_template
+
+        load_template(self.template)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """As keyword arguments of the jobs."""
+        return asdict(self)
 
 
-def options(given: list[str]) -> dict[str, object]:
-    """Words as numbers, lists or text."""
-    found: dict[str, object] = {}
-    for text in given:
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How tokens are chosen. Options that are left out take the preset's value, or the model's default."""
+
+    new_tokens: Annotated[
+        int | None,
+        SamplingOpt(metavar="N", min=0, help="Tokens to generate. Default: 32, or the preset's."),
+    ] = None
+    steps: Annotated[int | None, SamplingOpt(metavar="N", min=1, help="Denoising steps. Default: one per token.")] = (
+        None
+    )
+    block: Annotated[
+        int | None,
+        SamplingOpt(metavar="N", min=1, help="Fill blocks of this length in order. Default: one block."),
+    ] = None
+    sampler: Annotated[
+        str | None,
+        SamplingOpt(help="Which positions a step commits: confidence, margin, entropy, random, threshold(tau=0.9), …"),
+    ] = None
+    preset: Annotated[str | None, SamplingOpt(help="The authors' settings: llada or dream.")] = None
+    temperature: Annotated[
+        float | None,
+        SamplingOpt(metavar="X", min=0, help="Temperature; 0 takes the most likely token."),
+    ] = None
+    top_p: Annotated[
+        float | None,
+        SamplingOpt(metavar="X", min=0, max=1, help="Draw from the fewest tokens with this much probability."),
+    ] = None
+    top_k: Annotated[int | None, SamplingOpt(metavar="N", min=1, help="Draw from this many tokens.")] = None
+    guidance: Annotated[float | None, SamplingOpt(metavar="X", min=0, help="Scale of classifier-free guidance.")] = None
+    eos: Annotated[
+        str | None,
+        SamplingOpt(help="When the end of text may be chosen: free, never or last."),
+    ] = None
+    stop: Annotated[bool | None, SamplingOpt("--stop/--no-stop", help="Stop at the end of text.")] = None
+    seed: Annotated[int, SamplingOpt(metavar="N", help="Seed of everything that is random.")] = 0
+
+    def __post_init__(self) -> None:
+        if self.sampler is not None and (name := parse_call(self.sampler)[0]) not in SAMPLERS:
+            raise unknown_choice("sampler", name, SAMPLERS)
+        if self.preset is not None and self.preset not in PRESETS:
+            raise unknown_choice("preset", self.preset, PRESETS)
+        if self.eos is not None and self.eos not in EOS_RULES:
+            raise unknown_choice("eos", self.eos, EOS_RULES)
+        if self.top_p == 0:
+            raise UserError(f"--top-p must be more than 0 and at most 1, got {self.top_p:g}")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """As keyword arguments of `decode` and of the jobs; None where nothing is given."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """How a checkpoint is opened."""
+
+    mask_id: Annotated[
+        int | None,
+        ModelOpt(metavar="N", min=0, help="The mask token, if none is named."),
+    ] = None
+    shift: Annotated[
+        bool | None,
+        ModelOpt("--shift/--no-shift", help="Row p predicts position p + 1, or p."),
+    ] = None
+    device: Annotated[str | None, ModelOpt(help=DEVICE_HELP)] = None
+    dtype: Annotated[str | None, ModelOpt(help="float32, bf16 or fp16.")] = None
+    revision: Annotated[str | None, ModelOpt(help="Branch, tag or commit of a hub checkpoint.")] = None
+    trust_remote_code: Annotated[
+        bool, ModelOpt("--trust-remote-code", help="Run the checkpoint's own code, unchecked.")
+    ] = False
+
+    def __post_init__(self) -> None:
+        if self.dtype is not None and self.dtype not in DTYPES:
+            raise unknown_choice("dtype", self.dtype, DTYPES)
+        if self.device is not None and not DEVICE.fullmatch(self.device):
+            raise UserError(f"unknown device '{self.device}'; allowed: cpu, cuda, cuda:0 …, mps, auto")
+
+    def load(self, name: str) -> Model:
+        """Open a checkpoint."""
+        from floatscope.models.loader import load
+
+        return load(name, **asdict(self))
+
+
+def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """Give typer the fields of a command's option groups as options; the command receives the groups.
+
+    Place in the signature is place in the help.
+    """
+    groups: dict[str, type[Any]] = {}
+    parameters: list[inspect.Parameter] = []
+    types = get_type_hints(command, include_extras=True)
+    for parameter in inspect.signature(command).parameters.values():
+        kind = types[parameter.name]
+        if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+            groups[parameter.name] = kind
+            field_types = get_type_hints(kind, include_extras=True)
+            for field in dataclasses.fields(kind):
+                parameters.append(_keyword(field.name, field_types[field.name], field.default))
+        else:
+            parameters.append(_keyword(parameter.name, kind, parameter.default))
+
+    @wraps(command)
+    def expanded(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{field.name: values.pop(field.name) for field in dataclasses.fields(group)})
+        command(**values)
+
+    expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return expanded
+
+
+def _keyword(name: str, kind: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+
+
+def check_models(names: list[str]) -> None:
+    """Refuse a model that is named twice, a misspelt twin and a base that is not fetched."""
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            raise UserError(f"the model {name} is given twice; give each model once")
+        check_model(name)
+
+
+def check_model(name: str) -> None:
+    """Refuse a misspelt twin, a base that is not fetched and a path that does not exist, without importing torch."""
+    from floatscope.models.bases import base_path, is_base_name
+    from floatscope.models.checkpoint import read_config
+    from floatscope.models.hub import is_hub_id
+
+    if is_base_name(name):
+        base_path(name)
+    elif "+" in name:
+        return  # the loader knows which part is the adapter
+    elif name.startswith("twin:"):
+        if (twin := name.removeprefix("twin:")) not in TWINS:
+            raise unknown_choice("twin", twin, TWINS)
+    elif name and "\0" not in name and not name.startswith("~") and not Path(name).exists() and not is_hub_id(name):
+        read_config(Path(name))
+
+
+def parse_settings(texts: list[str]) -> dict[str, object]:
+    """The values of `--set`: `["counts=1,5", "draws=2"]` → `{"counts": (1, 5), "draws": 2}`."""
+    settings: dict[str, object] = {}
+    for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
-            raise UserError(f"--set takes name=value, such as documents=10, got '{text}'")
+            raise UserError(f"--set takes NAME=VALUE, such as documents=10, got '{text}'")
         name = name.replace("-", "_")
-        if name in found:
-            raise UserError(f"--set {name} is given twice; several values are written as {name}=1,2")
-        found[name] = _value(value)
-    return found
+        if name in settings:
+            raise UserError(f"--set {name} is given twice; write several values as {name}=1,2")
+        settings[name] = _parse_value(value)
+    return settings
 
 
-def _value(text: str) -> object:
+def _parse_value(text: str) -> object:
     if "," in text:
-        return tuple(_value(part) for part in text.split(","))
+        return tuple(_parse_value(part) for part in text.split(","))
     for kind in (int, float):
         try:
             return kind(text)
         except ValueError:
             continue
     return text
-
-
-def say(console: Console, what: str, text: str) -> None:
-    from rich.markup import escape
-
-    console.print(f"[bold]{what:<11}[/]{escape(text)}")
-
-
-def say_bad(console: Console, reading: Reading) -> None:
-    """What --skip-bad left out, if anything."""
-    if reading.bad:
-        (number, why), count, unit = reading.bad[0], len(reading.bad), reading.unit
-        many = f"1 {unit} that" if count == 1 else f"{count} {unit}s that"
-        say(console, "left out", f"{many} cannot be read; the first is {unit} {number}: {why}")
-
-
-def clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
-
-
-def retrieved(folder: Path, samples: list[Any], k: int) -> tuple[list[Any], float | None, dict[str, Any]]:
-    """The samples with other passages, the recall, and what the run says of the index."""
-    from floatscope.tasks.index import Index
-    from floatscope.tasks.index import retrieved as found_in
-
-    index = Index.open(folder)
-    given, recall = found_in(index, samples, k)
-    held = index.stat()
-    about = {"index": folder.name, "index_passages": held.passages, "index_sha256": held.digest, "retrieved": k}
-    return given, recall, about
-
-
-def say_recall(console: Console, recall: float | None, k: int) -> None:
-    if recall is not None:
-        say(console, "recall", f"{recall:.3f} of the gold passages are among the {k} retrieved")

@@ -1,4 +1,4 @@
-"""`floatscope report RUN…`: one page, and if asked for the figures and tables behind it."""
+"""`floatscope report RUN…`: one page about runs, and on request the figures and tables behind it."""
 
 from __future__ import annotations
 
@@ -7,62 +7,71 @@ from typing import Annotated
 
 import typer
 
+from floatscope.cli import options as o
 from floatscope.errors import UserError, unknown_choice
 
-FORMATS = ("png", "pdf", "svg")
+FIGURE_FORMATS = ("png", "pdf", "svg")
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders, as floatscope trace makes them.")],
-    out: Annotated[Path, typer.Option(help="The page.")] = Path("report.html"),
-    detector: Annotated[str, typer.Option(help="What an anchor is, such as 'rulli(eps=3)'.")] = "zscore",
-    explore: Annotated[int, typer.Option(min=0, help="Canvases of each run to look into.")] = 2,
-    figures: Annotated[Path | None, typer.Option(help="Also draw every chart into this folder.")] = None,
-    format: Annotated[
-        str | None, typer.Option(help="Of the figures: png, pdf, svg, or several with commas; png,pdf unless given.")
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN…", help="Folders written by floatscope trace.", show_default=False)
+    ],
+    out: Annotated[Path, o.Opt(metavar="FILE", help="The page.")] = Path("report.html"),
+    detector: Annotated[str, o.Opt(help="What counts as an anchor, such as 'rulli(eps=3)'.")] = "zscore",
+    explore: Annotated[int, o.Opt(metavar="N", min=0, help="Samples of each run to step through on the page.")] = 2,
+    figures: Annotated[Path | None, o.Opt(metavar="DIR", help="Also draw every chart into this folder.")] = None,
+    figure_format: Annotated[
+        str | None, o.Opt(help="Figure formats: png, pdf, svg, or several with commas. Default: png,pdf.")
     ] = None,
-    tables: Annotated[Path | None, typer.Option(help="Also write the numbers into this folder.")] = None,
+    tables: Annotated[Path | None, o.Opt(metavar="DIR", help="Also write the numbers into this folder.")] = None,
     paper: Annotated[
-        bool, typer.Option("--paper", help="The figures of the attention floating paper, drawn from these runs.")
+        bool, o.Opt("--paper", help="Draw the figures of the attention floating paper from these runs.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print where things are as JSON.")] = False,
+    as_json: Annotated[bool, o.Opt("--json", help="Print the paths of what was written as JSON.")] = False,
 ) -> None:
-    """Compare runs on one page: where they look, what for and in which order, each beside its untrained control."""
+    """Compare runs on one page, each beside its untrained control."""
     import json
 
     from rich.console import Console
+    from rich.markup import escape
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from floatscope.reports.build import build, linked, write_figures, write_tables
-    from floatscope.reports.page import write_page
-    from floatscope.traces import controls, open_run
-
-    if format is not None and figures is None:
-        raise UserError("--format is that of the figures; give --figures FOLDER with it")
-    endings = [ending.strip() for ending in (format or "png,pdf").split(",")]
-    for ending in endings:
-        if ending not in FORMATS:
-            raise unknown_choice("format", ending, FORMATS)
+    if figure_format is not None and figures is None:
+        raise UserError("--figure-format needs --figures DIR")
+    formats = [format.strip() for format in (figure_format or "png,pdf").split(",")]
+    for format in formats:
+        if format not in FIGURE_FORMATS:
+            raise unknown_choice("figure format", format, FIGURE_FORMATS)
     if out.suffix.lower() not in (".html", ".htm"):
-        raise UserError(f"--out names the page, such as report.html, got {out}")
-    console = Console(stderr=True, highlight=False)
-    total = sum(len(open_run(each).done) for run in runs for each in (run, *controls(run)))
+        raise UserError(f"--out must be an .html file, such as report.html, got {out}")
+
+    from floatscope.reports.build import write_report
+
+    progress_console = Console(stderr=True, highlight=False)
     columns = TextColumn("reading traces"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        task = bars.add_task("", total=total)
-        made, compared = build(runs, detector, explore, lambda _: bars.advance(task), as_paper=paper)
-    written = {
-        "tables": [str(path) for path in write_tables(compared, tables)] if tables else [],
-        "figures": [str(path) for path in write_figures(made, figures, endings)] if figures else [],
-    }
-    write_page(linked(made, tables, out) if tables else made, out)
+    is_silent = not progress_console.is_terminal
+    with Progress(*columns, console=progress_console, transient=True, disable=is_silent) as bars:
+        task = bars.add_task("", total=None)
+        files = write_report(
+            runs,
+            out,
+            detector=detector,
+            explore=explore,
+            tables=tables,
+            figures=figures,
+            figure_formats=formats,
+            paper=paper,
+            on_progress=lambda done, total: bars.update(task, completed=done, total=total),
+        )
+    written = {"tables": list(map(str, files.tables)), "figures": list(map(str, files.figures))}
     if as_json:
-        typer.echo(json.dumps({"page": str(out), "summary": made.summary, **written}))
+        typer.echo(json.dumps({"page": str(out), "summary": files.summary, **written}))
         return
-    shown = Console(highlight=False, soft_wrap=True)
-    for sentence in made.summary:
-        shown.print("• " + sentence.replace("[", "\\[").replace("**", ""))
+    console = Console(highlight=False, soft_wrap=True)
+    for sentence in files.summary:
+        console.print("• " + escape(sentence.replace("**", "")))
     for kind, paths in written.items():
         if paths:
-            shown.print(f"{len(paths)} {kind}: {Path(paths[0]).parent}")
-    shown.print(f"page: {out}")
+            console.print(escape(f"{len(paths)} {kind}: {Path(paths[0]).parent}"))
+    console.print(escape(f"page: {out}"))

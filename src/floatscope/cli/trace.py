@@ -1,150 +1,109 @@
-"""`floatscope trace`: a model over many samples, into a run folder that can be broken off and gone on with."""
+"""`floatscope trace`: decode many samples, watched, into a run folder that can be interrupted and resumed."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from floatscope.cli import options as o
+from floatscope.cli.console import (
+    explain_interrupt,
+    format_time,
+    make_console,
+    print_line,
+    print_notes,
+    print_skipped,
+    show_progress,
+)
 from floatscope.errors import UserError, unknown_choice
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from floatscope.pipelines.trace import TraceJob
-
-Opt = typer.Option
-CONTROLS = 3  # seeds, unless said otherwise
+from floatscope.schema import LEVELS
 
 
+@o.expand_groups
 def trace(
-    model: o.Name,
-    out: Annotated[Path, Opt(help="The run folder: a new one, or one to go on with.", show_default=False)],
-    data: Annotated[Path | None, Opt(help="Questions, a JSON object on each line; also .gz and .xz.")] = None,
-    prompt: Annotated[list[str], Opt(help="A text to answer or continue; may be repeated.")] = [],  # noqa: B006
-    limit: o.Limit = None,
-    format: o.Format = None,
-    skip_bad: o.SkipBad = False,
-    new_tokens: o.NewTokens = None,
-    steps: o.Steps = None,
-    block: o.Block = None,
-    sampler: o.Sampler = None,
-    preset: o.Preset = None,
-    temperature: o.Temperature = None,
-    seed: o.Seed = 0,
+    model: o.ModelName,
+    *,
+    out: o.OutFolder,
+    level: Annotated[str, o.Opt(help="How much of each step is stored: summary, heads, rows or full.")] = "summary",
+    influence: Annotated[
+        bool, o.Opt("--influence", help="Also store the gradient of each committed token's logit.")
+    ] = False,
+    untrained_controls: Annotated[
+        int, o.Opt(min=0, metavar="N", help="Also trace N untrained controls: fresh weights, same architecture.")
+    ] = 0,
+    as_json: o.AsJson = False,
+    data: o.OptionalData = None,
+    prompt: Annotated[list[str], o.DataOpt(metavar="TEXT", help="A text to answer or continue; may be repeated.")] = [],  # noqa: B006
+    reading: o.DataOptions,
     chat: o.Chat = None,
-    keep: Annotated[str, Opt(help="How much of each step: summary, heads, rows or full.")] = "summary",
-    influence: Annotated[bool, Opt("--influence", help="Also the gradient of each committed token's logit.")] = False,
-    batch: o.Batch = None,
-    control: Annotated[str | None, Opt(help="untrained: trace fresh weights of the same architecture too.")] = None,
-    control_seeds: Annotated[int | None, Opt(help="How many untrained controls; 3 unless given.")] = None,
-    mask_id: o.MaskId = None,
-    shift: o.Shift = None,
-    device: o.Device = None,
-    dtype: o.Dtype = None,
-    revision: o.Revision = None,
-    trust_remote_code: o.TrustRemoteCode = False,
-    as_json: Annotated[bool, Opt("--json", help="Print one JSON object: the runs, their sizes and scores.")] = False,
+    sampling: o.SamplingOptions,
+    batch_size: o.BatchSize = None,
+    loading: o.ModelOptions,
 ) -> None:
-    """Trace a model over many samples: one file for each, in a run folder.
+    """Decode many samples and store a trace of each in a run folder.
 
-    Broken off, the same command goes on where it stopped; a finished sample is not decoded twice.
+    An interrupted run is resumed by the same command; a finished sample is not decoded again.
 
-    All new tokens are decoded, whether or not the text has ended, so that runs of several models have the same steps.
+    By default all new tokens are decoded even if the text ends earlier, so that runs of several models have the same
+    steps; --stop changes that.
     """
-    from rich.console import Console
+    if (data is None) == (not prompt):
+        raise UserError("give either --data FILE or --prompt TEXT")
+    if data is None and reading.are_set:
+        raise UserError("--limit, --format and --skip-bad apply to --data; leave them out with --prompt")
+    if level not in LEVELS:
+        raise unknown_choice("level", level, LEVELS)
+    o.check_model(model)
+    questions = None if data is None else reading.read(data)
+    console = make_console(stderr=as_json)
+    print_line(console, "opening", model)
 
     from floatscope.capture.watcher import Watch
     from floatscope.files.sizes import format_size
     from floatscope.pipelines.trace import plan_trace
-    from floatscope.tasks.read import about, read_file
 
-    if (data is None) == (not prompt):
-        raise UserError("give --data FILE or --prompt TEXT, one of the two")
-    if data is None and limit is not None:
-        raise UserError("--limit takes the first samples of --data; leave it out with --prompt")
-    if data is None and (format is not None or skip_bad):
-        raise UserError("--format and --skip-bad say how --data is read; leave them out with --prompt")
-    if control not in (None, "untrained"):
-        raise unknown_choice("control", control, ("untrained",))
-    if control_seeds is not None and control is None:
-        raise UserError("--control-seeds says how many controls; give --control untrained with it")
-    if control_seeds is not None and control_seeds < 1:
-        raise UserError(f"--control-seeds must be at least 1, got {control_seeds}")
-    read = None if data is None else read_file(data, limit, format=format, skip_bad=skip_bad)
-    watch = Watch(keep, influence=influence)
-
-    console = Console(stderr=as_json, highlight=False, soft_wrap=True)
-    opened = o.opened(
-        model,
-        console.is_terminal,
-        device=device,
-        dtype=dtype,
-        mask_id=mask_id,
-        shift=shift,
-        revision=revision,
-        trust_remote_code=trust_remote_code,
-    )
-    tracing = plan_trace(
+    opened = loading.load(model)
+    job = plan_trace(
         opened,
-        prompt if read is None else read.samples,
+        prompt if questions is None else questions.samples,
         out,
-        watch=watch,
-        batch=batch,
-        controls=range(control_seeds or CONTROLS) if control else (),
+        watch=Watch(level, influence=influence),
+        controls=range(untrained_controls),
+        source={} if data is None else reading.describe(data),
         chat=chat,
-        preset=preset,
-        source={} if data is None else about(data, limit),
-        sampler=sampler,
-        new_tokens=new_tokens,
-        steps=steps,
-        block=block,
-        temperature=temperature,
-        seed=seed,
+        batch_size=batch_size,
+        **sampling.settings,
     )
-    kept = tracing.finished
-    o.say(console, "model", repr(opened))
-    if read is not None:
-        o.say_bad(console, read)
-    if tracing.note:
-        o.say(console, "note", tracing.note)
-    if kept:
-        o.say(console, "kept", f"{kept} of {tracing.total} samples, finished before; going on with the others")
-    if tracing.size is not None:
-        runs = f" in {len(tracing.paths)} runs" if len(tracing.paths) > 1 else ""
-        o.say(console, "forecast", f"{format_size(tracing.size.total)} for {tracing.total} samples{runs}")
-    try:
-        _watch(console, tracing)
-    except KeyboardInterrupt as error:
-        done = f"{tracing.finished} of {tracing.total} samples are finished and kept"
-        typer.echo(f"floatscope: interrupted; {done}, and the same command goes on with the others", err=True)
-        raise typer.Exit(130) from error
-    told = [run.as_json for run in tracing.summaries()]
+    finished = job.finished
+    print_line(console, "model", repr(opened))
+    if questions is not None:
+        print_skipped(console, questions)
+    print_notes(console, [job.note] if job.note else [])
+    if finished:
+        print_line(console, "resuming", f"{finished} of {job.total} samples are already finished")
+    if job.forecast is not None:
+        runs = f" in {len(job.paths)} runs" if len(job.paths) > 1 else ""
+        print_line(console, "forecast", f"{format_size(job.forecast.total)} for {job.total} samples{runs}")
+    with (
+        explain_interrupt(lambda: f"{job.finished} of {job.total} samples are finished"),
+        show_progress(console, "tracing", job.total, finished) as update,
+    ):
+        for event in job:
+            update(event.done, format_time(event))
+    runs_json = [run.as_json for run in job.summaries()]
     if as_json:
-        bad = 0 if read is None else len(read.bad)
-        typer.echo(json.dumps({**told[0], "kept": kept, "bad": bad, "controls": told[1:]}, indent=1))
+        skipped = 0 if questions is None else len(questions.errors)
+        record = {**runs_json[0], "resumed": finished, "skipped": skipped, "controls": runs_json[1:]}
+        typer.echo(json.dumps(record, indent=1))
         return
-    for place, run in enumerate(told):
-        o.say(console, "control" if place else "run", _line(run))
+    for i, run in enumerate(runs_json):
+        print_line(console, "control" if i else "run", _describe_run(run))
 
 
-def _watch(console: Console, tracing: TraceJob) -> None:
-    """A bar with the time left; what was finished before counts as done."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}")
-    with Progress(TextColumn(f"[bold]{'tracing':<10}[/]"), *columns, console=console) as progress:
-        bar = progress.add_task("", total=tracing.total, completed=tracing.finished, left="")
-        for traced in tracing:
-            left = f"{o.clock(traced.left)} left" if traced.done < traced.total else f"in {o.clock(traced.seconds)}"
-            progress.update(bar, completed=traced.done, left=left)
-
-
-def _line(run: dict[str, Any]) -> str:
+def _describe_run(run: dict[str, Any]) -> str:
     from floatscope.files.sizes import format_size
 
-    scored = "" if run["acc"] is None else f", acc {run['acc']:.3f}"
-    return f"{run['run']}: {run['samples']} samples, {format_size(run['bytes'])}{scored}"
+    score = "" if run["acc"] is None else f", acc {run['acc']:.3f}"
+    return f"{run['run']}: {run['samples']} samples, {format_size(run['bytes'])}{score}"

@@ -1,7 +1,8 @@
-"""`floatscope twins …`: train the matched small models that ship with the package."""
+"""`floatscope twins`: list the shipped models and their question files, or train the models again."""
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from contextlib import ExitStack
@@ -10,55 +11,115 @@ from typing import Annotated
 
 import typer
 
-twins = typer.Typer(no_args_is_help=True, help="Matched small models: one autoregressive, two masked diffusion.")
+from floatscope.cli import options as o
+from floatscope.cli.console import make_console, print_line
+from floatscope.cli.help_text import help_for
+
+twins = typer.Typer()
+
+MODELS = {
+    "twin:arm": ("ARM", "autoregressive"),
+    "twin:mdm": ("MDM", "masked diffusion, trained from scratch"),
+    "twin:mdm-adapted": ("MDM", "masked diffusion, adapted from twin:arm"),
+}
+QUESTION_FILES = {
+    "twin:reading-1": "a fact about a new person, in one passage",
+    "twin:reading-5": "a fact about a new person, in one of five passages",
+    "twin:two-hop": "a fact about somebody's teacher, in two of five passages",
+    "twin:contradicted": "a fact the twins learnt, which a passage contradicts; the passage counts",
+    "twin:unanswerable": 'a fact that is in none of five passages; the right answer is "unknown"',
+    "twin:closed-book": "a fact the twins learnt, without passages",
+    "twin:closed-book-fresh": "a fact about a new person, without passages: nobody can know",
+    "twin:few-shot": "which of three words is meant, from four examples",
+}
+"""A shipped question file → what it asks."""
 
 
-@twins.command(epilog="Example: floatscope twins train --text corpus.txt.xz --out twins --minutes 8")
-def train(
-    text: Annotated[list[Path], typer.Option(help="Plain text or JSON lines, as it is or .gz, .xz, .bz2.")] = [],  # noqa: B006
-    out: Annotated[Path, typer.Option(help="Folder for data, checkpoints and the trained models.")] = Path("twins"),
-    minutes: Annotated[float, typer.Option(help="End this leg after so long; the same command does the next.")] = 8.0,
-    tiny: Annotated[bool, typer.Option("--tiny", help="Two small layers and few steps, to try it on a CPU.")] = False,
-    workers: Annotated[int, typer.Option(min=0, help="Processes that make rows ahead.")] = 4,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; without it a GPU if there is one.")] = None,
-    licence: Annotated[str, typer.Option(help="Licence and source of the text, as the models' cards shall say.")] = "",
-) -> None:
-    """Train the three twins from text and invented worlds, in legs that can be broken off and moved.
+def list_twins(context: typer.Context, as_json: o.AsJson = False) -> None:
+    """List the shipped models and their question files, or train the models again.
 
-    One is autoregressive, one masked diffusion from scratch, one masked diffusion from the first.
-
-    Once all are trained they are asked the held-out questions, and each gets its scores and its card.
+    The twins are three small models that were trained alike; --data takes the names of the question files.
     """
+    if context.invoked_subcommand is not None:
+        return
     from rich.console import Console
+    from rich.table import Table
+
+    from floatscope.tasks.sample_files import read_samples
+
+    counts = {name: len(read_samples(name)) for name in QUESTION_FILES}
+    if as_json:
+        models = [{"name": name, "paradigm": kind.lower(), "about": about} for name, (kind, about) in MODELS.items()]
+        files = [{"name": name, "about": about, "questions": counts[name]} for name, about in QUESTION_FILES.items()]
+        typer.echo(json.dumps({"models": models, "data": files}, indent=1))
+        return
+    console = Console(highlight=False)
+    table = Table("model", "paradigm", "about", box=None, header_style="bold", pad_edge=False)
+    for name, (kind, about) in MODELS.items():
+        table.add_row(name, kind, about)
+    console.print(table, "")
+    table = Table("data", "questions", "asks for", box=None, header_style="bold", pad_edge=False)
+    table.columns[1].justify = "right"
+    for name, about in QUESTION_FILES.items():
+        table.add_row(name, str(counts[name]), about)
+    console.print(table)
+
+
+def train(
+    text: Annotated[
+        list[Path], o.Opt(metavar="FILE", help="Training text, also .gz, .xz and .bz2; may be repeated.")
+    ] = [],  # noqa: B006
+    out: Annotated[Path, o.Opt(metavar="DIR", help="Folder for the corpus, checkpoints and trained models.")] = Path(
+        "twins"
+    ),
+    minutes: Annotated[float, o.Opt(metavar="X", min=0, help="Stop after this time; the same command resumes.")] = 8.0,
+    tiny: Annotated[bool, o.Opt("--tiny", help="Two small layers and few steps, to try it on a CPU.")] = False,
+    workers: Annotated[int, o.Opt(metavar="N", min=0, help="Processes that prepare batches.")] = 4,
+    device: Annotated[str | None, o.Opt(help=o.DEVICE_HELP)] = None,
+    licence: Annotated[str, o.Opt(help=o.LICENCE_HELP)] = "",
+) -> None:
+    """Train the three twins on text and invented facts, in segments that can be interrupted and moved.
+
+    One is autoregressive, one a masked diffusion model trained from scratch, one a masked diffusion model adapted from
+    the first.
+
+    When all are trained, they answer the held-out questions, and each gets its scores and its model card.
+    """
     from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-    from floatscope.lab.twins.evaluate import Asked
-    from floatscope.lab.twins.legs import leg, unfinished
-    from floatscope.lab.twins.train import RECIPES, TINY
+    console = make_console()
+    print_line(console, "training", str(out))
 
-    console = Console(highlight=False, soft_wrap=True)
-    recipes = TINY if tiny else RECIPES
-    told_in_cards = {"licence": licence, "command": shlex.join(["floatscope", *sys.argv[1:]])}
-    columns = TextColumn("[bold]{task.description:<15}[/]"), BarColumn(), TextColumn("{task.fields[said]}")
-    with ExitStack() as shown:  # the bars begin with the first thing there is to tell
+    from floatscope.lab.twins.scores import EvaluationEvent
+    from floatscope.lab.twins.segments import remaining_work, train_segment
+    from floatscope.lab.twins.train import RECIPES, TINY_RECIPES
+
+    recipes = TINY_RECIPES if tiny else RECIPES
+    card = {"licence": licence, "command": shlex.join(["floatscope", *sys.argv[1:]])}
+    columns = TextColumn("[bold]{task.description:<15}[/]"), BarColumn(), TextColumn("{task.fields[text]}")
+    with ExitStack() as stack:
         bars = Progress(*columns, TimeRemainingColumn(), console=console)
         tasks: dict[str, TaskID] = {}
-        for told in leg(
-            out, text, recipes, minutes, device=device, workers=workers, compiled=not tiny, **told_in_cards
+        for event in train_segment(
+            out, text, recipes, minutes, device=device, workers=workers, compiled=not tiny, **card
         ):
-            if isinstance(told, Asked):
-                verb = "watch" if told.file == "attention" else "ask"
-                name, done, of, said = f"{verb} {told.kind}", told.answered, told.questions, told.file
+            if isinstance(event, EvaluationEvent):
+                verb = "watch" if event.file == "attention" else "ask"
+                name, done, total, label = f"{verb} {event.kind}", event.answered, event.questions, event.file
             else:
-                rate = f"{told.tokens_per_second / 1e6:.2f} Mtok/s"
-                name, done, of = told.kind, told.step, told.steps
-                said = f"text {told.text_loss:.3f}  answers {told.answer_loss:.3f}  {rate}"
+                rate = f"{event.tokens_per_second / 1e6:.2f} Mtok/s"
+                name, done, total = event.kind, event.step, event.steps
+                label = f"text {event.text_loss:.3f}  answers {event.answer_loss:.3f}  {rate}"
             if not tasks:
-                shown.enter_context(bars)
+                stack.enter_context(bars)  # the bars begin with the first event
             if name not in tasks:
-                tasks[name] = bars.add_task(name, total=of, said=said)
-            bars.update(tasks[name], completed=done, said=said)
-    if left := unfinished(out):
-        console.print(f"this leg is over; still to do: {', '.join(left)}. Run the same command to go on")
+                tasks[name] = bars.add_task(name, total=total, text=label)
+            bars.update(tasks[name], completed=done, text=label)
+    if remaining := remaining_work(out):
+        console.print(f"this segment is over; still to do: {', '.join(remaining)}; run the same command to resume")
     else:
-        console.print(f"done: the twins, their scores and their cards are in {out / 'models'}")
+        console.print(f"finished: the twins, their scores and their cards are in {out / 'models'}")
+
+
+twins.callback(invoke_without_command=True, **help_for("twins", list_twins))(list_twins)
+twins.command(**help_for("twins train", train))(train)

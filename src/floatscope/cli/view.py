@@ -1,7 +1,8 @@
-"""The canvas as a person sees it: masks, fresh commits coloured by confidence, anchors underlined.
+"""The canvas in a terminal: masks, new commits coloured by confidence, anchors underlined.
 
+view = CanvasView(out, layer=3, console=console)
 with Live(…) as live:
-    for step in out: live.update(view.after(step, height=20))
+    for step in out: live.update(view.render(step, height=20))
 """
 
 from __future__ import annotations
@@ -21,65 +22,69 @@ if TYPE_CHECKING:
     from floatscope.canvas import Step
     from floatscope.pipelines.decode import Decoding
 
-MASK, PART = "░░", "·"  # a masked position; a token that ends inside a character
-PROMPT_SHOWN = 48  # tokens of the prompt before the first mask; anchors further back are named below the canvas
+MASK, PARTIAL = "░░", "·"  # a masked position; a token that ends inside a character
+PROMPT_TOKENS = 48  # of the prompt before the first mask; anchors further back are named below the canvas
 ANCHORS = 3
-FRAME = 6  # lines around the canvas: the panel, the counters, the anchors
-UNSURE, SURE = (214, 39, 40), (44, 160, 44)
+FRAME_LINES = 6  # around the canvas: the panel, the counters, the anchors
+LOW, HIGH = (214, 39, 40), (44, 160, 44)  # colours of confidence 0 and 1
 
 
-class View:
-    """Draws the first sample of a decoding after each of its steps."""
+class CanvasView:
+    """Draws the first sample of a decoding after each step."""
 
     def __init__(self, out: Decoding, layer: int | None, console: Console | None = None) -> None:
         self.out, self.layer, self.console = out, layer, console
-        self.began, self.committed, self.forwards = time.monotonic(), 0, 0
+        self.start, self.committed, self.forwards = time.monotonic(), 0, 0
 
-    def after(self, step: Step, height: int | None = None) -> Panel:
-        """The canvas with what the step wrote; of a canvas higher than `height` lines, those around the newest."""
+    def render(self, step: Step, height: int | None = None) -> Panel:
+        """The canvas after a step; if it is higher than `height` lines, the lines around the newest commit."""
         anchors = self._anchors()
         canvas = self._canvas(step, {position for position, _ in anchors})
-        parts = [canvas if height is None else self._cropped(canvas, height), self._counters(step)]
+        parts = [canvas if height is None else self._crop(canvas, height), self._counters(step)]
         if self.layer is not None:
-            parts.append(self._named(step, anchors))
-        spec, how = self.out.model.spec, self.out.how
-        kind = "masked diffusion" if spec.paradigm == "mdm" else "autoregressive"
-        return Panel(Group(*parts), title=f"[bold]{escape(spec.name)}[/] · {kind} · {how.sampler}", title_align="left")
+            parts.append(self._anchor_line(step, anchors))
+        spec, sampling = self.out.model.spec, self.out.sampling
+        paradigm = "masked diffusion" if spec.paradigm == "mdm" else "autoregressive"
+        title = f"[bold]{escape(spec.name)}[/] · {paradigm} · {sampling.sampler}"
+        return Panel(Group(*parts), title=title, title_align="left")
 
-    def told(self, step: Step) -> dict[str, Any]:
-        """The same for machines; positions count from the sample's own start."""
-        first, commits = _first(step), step.commits
+    def record(self, step: Step) -> dict[str, Any]:
+        """The step as JSON values; positions count from the first token of the sample."""
+        first, commits = _first_position(step), step.commits
         pieces = self._pieces(step.after.tokens[0, first:].tolist())
         columns = (commits.position - first).tolist(), commits.token.tolist(), commits.confidence.tolist()
         written = [
             {"position": position, "token": token, "text": pieces[position], "confidence": confidence}
             for position, token, confidence in zip(*columns, strict=True)
         ]
-        told: dict[str, Any] = {"step": step.before.step, "commits": written}
+        record: dict[str, Any] = {"step": step.before.step, "commits": written}
         if step.before.block is not None:
-            told["block"] = (step.before.block[0] - first).clamp_min(0).tolist()
+            record["block"] = (step.before.block[0] - first).clamp_min(0).tolist()
         if self.layer is not None:
             tokens = step.before.tokens[0].tolist()
-            told["anchors"] = [
-                {"position": p - first, "token": tokens[p], "text": self._name(step, p), "lift": lift}
+            record["anchors"] = [
+                {"position": p - first, "token": tokens[p], "text": self._token_name(step, p), "lift": lift}
                 for p, lift in self._anchors()
             ]
-        return told
+        return record
 
     def count(self, step: Step) -> None:
+        """Add a step to the counters."""
         self.committed += len(step.commits)
         self.forwards += 1
 
     @property
     def seconds(self) -> float:
-        return time.monotonic() - self.began
+        """The time since the start."""
+        return time.monotonic() - self.start
 
     @property
-    def speed(self) -> float:
+    def tokens_per_second(self) -> float:
+        """Committed tokens per second since the start."""
         return self.committed / max(1e-9, self.seconds)
 
     def _anchors(self) -> list[tuple[int, float]]:
-        """The keys of largest lift at this step, the largest first."""
+        """The keys of largest lift at this step with their lift, the largest first."""
         if self.layer is None:
             return []
         lift = self.out.lift(self.layer)[0].nan_to_num(-1)
@@ -89,71 +94,72 @@ class View:
     def _canvas(self, step: Step, anchors: set[int]) -> Text:
         after = step.after
         tokens, valid, masked = after.tokens[0].tolist(), after.valid[0].tolist(), after.masked[0].tolist()
-        fresh = dict(zip(step.commits.position.tolist(), step.commits.confidence.tolist(), strict=True))
-        written = (after.states[0] == State.COMMITTED).tolist()
-        first = next((i for i in range(len(tokens)) if masked[i] or written[i]), len(tokens))
-        start = max(valid.index(True), first - PROMPT_SHOWN)
+        new = dict(zip(step.commits.position.tolist(), step.commits.confidence.tolist(), strict=True))
+        committed = (after.states[0] == State.COMMITTED).tolist()
+        first = next((i for i in range(len(tokens)) if masked[i] or committed[i]), len(tokens))
+        start = max(valid.index(True), first - PROMPT_TOKENS)
         pieces = self._pieces(tokens[start:])
         text = Text(overflow="fold")
         text.append("… " if start > valid.index(True) else "", "dim")
         for i, piece in zip(range(start, len(tokens)), pieces, strict=True):
-            style = "bold" if written[i] else "dim"
+            style = "bold" if committed[i] else "dim"
             if masked[i]:
                 piece, style = MASK, "bright_black"
-            elif i in fresh:
-                style = f"bold white on rgb({','.join(str(c) for c in _between(fresh[i]))})"
-            text.append(_printable(piece) or PART, f"{style} underline" if i in anchors else style)
+            elif i in new:
+                style = f"bold white on rgb({','.join(str(c) for c in _confidence_colour(new[i]))})"
+            text.append(_printable(piece) or PARTIAL, f"{style} underline" if i in anchors else style)
         return text
 
-    def _cropped(self, canvas: Text, height: int) -> Text:
-        """So many lines, the last fresh commit among them: a terminal cannot redraw what has scrolled away."""
+    def _crop(self, canvas: Text, height: int) -> Text:
+        """As many lines as fit, with the last new commit: a terminal cannot redraw what has scrolled away."""
         assert self.console is not None
         lines = canvas.wrap(self.console, max(1, self.console.width - 4), overflow="fold")
-        room = max(1, height - FRAME)
-        fresh = (i for i, line in enumerate(lines) if any("on rgb" in str(span.style) for span in line.spans))
-        newest = max(fresh, default=0)
+        room = max(1, height - FRAME_LINES)
+        with_commits = (i for i, line in enumerate(lines) if any("on rgb" in str(span.style) for span in line.spans))
+        newest = max(with_commits, default=0)
         first = max(0, min(newest - room // 2, len(lines) - room))
         return Text("\n").join(lines[first : first + room])
 
     def _counters(self, step: Step) -> Text:
-        how, arm = self.out.how, self.out.model.spec.paradigm == "arm"
-        total = how.new_tokens if arm else how.steps or (how.new_tokens if how.paced else None)
+        sampling, is_arm = self.out.sampling, self.out.model.spec.paradigm == "arm"
+        scheduled = sampling.new_tokens if sampling.is_scheduled else None
+        total = sampling.new_tokens if is_arm else sampling.steps or scheduled
         parts = [f"step {self.forwards}" + (f"/{total}" if total else "")]
-        if how.block and step.before.block is not None:
-            begin = self.out.answer_start
-            parts.append(f"block {(int(step.before.block[0, 0]) - begin) // how.block + 1}/{how.blocks}")
-        parts += [f"{self.committed} committed", "" if arm else f"{int(step.after.masked[0].sum())} masked"]
-        parts.append(f"{self.speed:.1f} tokens/s")
+        if sampling.block and step.before.block is not None:
+            start = self.out.answer_start
+            parts.append(f"block {(int(step.before.block[0, 0]) - start) // sampling.block + 1}/{sampling.blocks}")
+        parts += [f"{self.committed} committed", "" if is_arm else f"{int(step.after.masked[0].sum())} masked"]
+        parts.append(f"{self.tokens_per_second:.1f} tokens/s")
         return Text(" · ".join(part for part in parts if part), style="cyan")
 
-    def _named(self, step: Step, anchors: Sequence[tuple[int, float]]) -> Text:
-        first = _first(step)
-        named = [f"{self._name(step, position)} at {position - first}, {lift:.1f}×" for position, lift in anchors]
+    def _anchor_line(self, step: Step, anchors: Sequence[tuple[int, float]]) -> Text:
+        first = _first_position(step)
+        names = [f"{self._token_name(step, position)} at {position - first}, {lift:.1f}×" for position, lift in anchors]
         rows = "newest row, " if self.out.model.spec.paradigm == "arm" else ""
-        return Text(f"anchors ({rows}layer {self.layer}): " + (" · ".join(named) or "none"), style="cyan")
+        return Text(f"anchors ({rows}layer {self.layer}): " + (" · ".join(names) or "none"), style="cyan")
 
-    def _name(self, step: Step, position: int) -> str:
+    def _token_name(self, step: Step, position: int) -> str:
         if bool(step.before.masked[0, position]):
             return "mask"
         piece = self._pieces([int(step.before.tokens[0, position])])[0]
         return f"'{_printable(piece).strip(chr(10))}'"
 
     def _pieces(self, tokens: Sequence[int]) -> list[str]:
-        text = self.out.model.tokenizer
-        return [f" {token}" for token in tokens] if text is None else text.pieces(tokens)
+        tokenizer = self.out.model.tokenizer
+        return [f" {token}" for token in tokens] if tokenizer is None else tokenizer.pieces(tokens)
 
 
-def _first(step: Step) -> int:
-    """The sample's own start in the canvas."""
+def _first_position(step: Step) -> int:
+    """The position of the sample's first token in the padded canvas."""
     return int(step.before.valid[0].int().argmax())
 
 
-def _between(confidence: float) -> tuple[int, ...]:
-    """A colour from unsure (red) to sure (green)."""
-    return tuple(round(a + (b - a) * min(1.0, max(0.0, confidence))) for a, b in zip(UNSURE, SURE, strict=True))
+def _confidence_colour(confidence: float) -> tuple[int, ...]:
+    """A colour from red (0) to green (1)."""
+    return tuple(round(a + (b - a) * min(1.0, max(0.0, confidence))) for a, b in zip(LOW, HIGH, strict=True))
 
 
 def _printable(piece: str) -> str:
-    """Control characters shown as what they are: a terminal would act on them."""
+    """The text with control characters spelled out, which a terminal would obey."""
     shown = piece.replace("\n", "⏎\n")
     return "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in shown)

@@ -1,1 +1,1 @@
-"""File utilities: atomic writes, digests, sizes, JSON files."""
+"""Files on disk: atomic writes, JSON, digests, locks, sizes. Nothing here needs torch."""

@@ -1,13 +1,13 @@
-"""The anchors of a decoding: what every layer attends to, ranked by lift, at this step, the one before and the first.
+"""The anchors of a decoding: the keys of every layer ranked by lift, at the current, the previous and the first step.
 
-    anchors = Anchors()
-    anchors.at_step(canvas.step)
-    anchors.look(call, layer, canvas, rows="all")    # before the call is edited
-    anchors.ranking(keys, layer)                     # what a rule ranks its keys by; None: not yet known
+    anchors = AnchorTracker()
+    anchors.begin_step(canvas.step)
+    anchors.observe(call, layer, canvas, rows="all")     # before the call is edited
+    anchors.find_ranking(keys, layer)                    # the ranking a rule uses; None if it is not known yet
 
-Anchors are those of the attention as the model computes it at that place, the edit itself left out: else what is hidden
-in one step would be no anchor in the next, and be shown again. A causal model with a cache computes each row once, so
-what its keys received is added up from step to step.
+Anchors come from the attention as the model computes it at that layer without the edit itself. Otherwise a key hidden
+at one step would not be an anchor at the next, and would be shown again. A causal model with a cache computes each row
+once, so the attention its keys receive is summed over steps.
 """
 
 from __future__ import annotations
@@ -21,130 +21,150 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from floatscope.canvas import CanvasState
-from floatscope.capture.ask import ReductionSpec
-from floatscope.capture.attention import Attention, attend, full_precision
-from floatscope.capture.plan import expectation
-from floatscope.capture.received import receive
+from floatscope.capture.attention import AttentionCall, attend, full_precision
+from floatscope.capture.backends import reduce_attention
+from floatscope.capture.plan import build_baseline
+from floatscope.capture.reduction_spec import ReductionSpec
 from floatscope.capture.visibility import Visibility
 from floatscope.interventions.edits import Keys
-from floatscope.interventions.picking import Ranking, first_of
+from floatscope.interventions.key_selection import Ranking, select_largest
 from floatscope.schema import MIN_VISIBLE_ROWS
 
 
 @dataclass
-class Received:
-    """What the keys of one layer received in all rows so far, and what uniform attention would have given them."""
+class ReceivedAttention:
+    """The attention that the keys of one layer receive over all rows so far, and under uniform attention."""
 
     received: Float[Tensor, "batch head key"]
     uniform: Float[Tensor, "batch key"]
-    seen: Float[Tensor, "batch key"]
-    count: Float[Tensor, " batch"]
+    visible_rows: Float[Tensor, "batch key"]
+    row_count: Float[Tensor, " batch"]
 
-    def with_more(self, later: Received) -> Received:
+    def add(self, later: ReceivedAttention) -> ReceivedAttention:
+        """The sum with the rows of a later step, which may have more keys."""
         more = later.uniform.shape[-1] - self.uniform.shape[-1]
-        earlier = [F.pad(x, (0, more)) for x in (self.received, self.uniform, self.seen)]
-        added = [a + b for a, b in zip(earlier, (later.received, later.uniform, later.seen), strict=True)]
-        return Received(added[0], added[1], added[2], self.count + later.count)
+        received, uniform, visible_rows = (
+            F.pad(x, (0, more)) for x in (self.received, self.uniform, self.visible_rows)
+        )
+        return ReceivedAttention(
+            received + later.received,
+            uniform + later.uniform,
+            visible_rows + later.visible_rows,
+            self.row_count + later.row_count,
+        )
 
     @cached_property
     def eligible(self) -> Bool[Tensor, "batch key"]:
-        return (self.seen >= self.count.clamp(1, MIN_VISIBLE_ROWS)[:, None]) & (self.uniform > 0)
+        """Which keys are visible to enough rows to be ranked."""
+        return (self.visible_rows >= self.row_count.clamp(1, MIN_VISIBLE_ROWS)[:, None]) & (self.uniform > 0)
 
     @cached_property
-    def evenly(self) -> Float[Tensor, "batch 1 key"]:
+    def uniform_per_head(self) -> Float[Tensor, "batch 1 key"]:
+        """`uniform`, safe to divide by."""
         return self.uniform.clamp_min(1e-30)[:, None]
 
     @property
     def ranking(self) -> Ranking:
-        return Ranking(self.eligible, self.received / self.evenly)
+        """The keys ranked by lift."""
+        return Ranking(self.eligible, self.received / self.uniform_per_head)
 
 
 @dataclass
-class Anchors:
+class AnchorTracker:
+    """The rankings of all layers over the steps of one decoding."""
+
     step: int = -1
     _now: dict[tuple[int, str], Ranking] = field(default_factory=dict)  # by layer and rows
-    _before: dict[tuple[int, str], Ranking] = field(default_factory=dict)
+    _previous: dict[tuple[int, str], Ranking] = field(default_factory=dict)
     _first: dict[tuple[int, str], Ranking] = field(default_factory=dict)
-    _sums: dict[tuple[int, str], Received] = field(default_factory=dict)  # of a cached model
-    _picked: dict[tuple[Keys, torch.device], dict[int, Tensor]] = field(default_factory=dict)  # this step's
-    _expected: dict[tuple[object, str], tuple[Visibility, ReductionSpec, Received]] = field(
+    _sums: dict[tuple[int, str], ReceivedAttention] = field(default_factory=dict)  # for a model with a cache
+    # The rest belongs to the current step only.
+    _selected: dict[tuple[Keys, torch.device], dict[int, Tensor]] = field(default_factory=dict)
+    _expected: dict[tuple[object, str], tuple[Visibility, ReductionSpec, ReceivedAttention]] = field(
         default_factory=dict
-    )  # this step's
+    )
 
-    def at_step(self, step: int) -> None:
+    def begin_step(self, step: int) -> None:
+        """Start a step: the current rankings become those of the previous step."""
         if step != self.step:
-            self.step, self._before, self._now, self._expected, self._picked = step, self._now, {}, {}, {}
+            self.step, self._previous, self._now, self._expected, self._selected = step, self._now, {}, {}, {}
 
-    def look(self, call: Attention, layer: int, canvas: CanvasState, rows: str) -> None:
-        """What this layer attends to before it is edited."""
-        at, plain = (layer, rows), replace(call, changes=None)
+    def observe(self, call: AttentionCall, layer: int, canvas: CanvasState, rows: str) -> None:
+        """Rank the keys of a layer by the attention of the unedited call."""
+        index, unedited = (layer, rows), replace(call, edits=None)
         with torch.no_grad(), full_precision():
-            _, ask, expected = self._uniform(plain, canvas, rows)
-            got = receive(plain, attend(plain).lse, ask).received[:, :, 0]
-        if call.visible.queries < call.visible.keys and at in self._sums:
-            self._sums[at] = self._sums[at].with_more(replace(expected, received=got))
-            self._now[at] = self._sums[at].ranking
+            _, spec, expected = self._expect_uniform(unedited, canvas, rows)
+            received = reduce_attention(unedited, attend(unedited).lse, spec).received[:, :, 0]
+        if call.visibility.queries < call.visibility.keys and index in self._sums:
+            self._sums[index] = self._sums[index].add(replace(expected, received=received))
+            self._now[index] = self._sums[index].ranking
         else:
-            self._sums[at] = replace(expected, received=got)
-            self._now[at] = Ranking(expected.eligible, got / expected.evenly)  # the same for all layers
+            self._sums[index] = replace(expected, received=received)
+            # `expected` is shared by all layers, and so are the tensors cached in it.
+            self._now[index] = Ranking(expected.eligible, received / expected.uniform_per_head)
         if canvas.step == 0:
-            self._first[at] = self._now[at]
+            self._first[index] = self._now[index]
 
-    def ranking(self, keys: Keys, layer: int) -> Ranking | None:
-        """Of the layer and the step a rule means."""
-        if not keys.ranked:
+    def find_ranking(self, keys: Keys, layer: int) -> Ranking | None:
+        """The ranking of the layer and the step that a rule refers to; None if it is not known, or not needed."""
+        if not keys.needs_ranking:
             return None
-        like = keys.like or keys
-        at = (layer if like.layer is None else like.layer, like.rows)
-        found = {"now": self._now, "first": self._first, "before": self._before or self._now}[like.of]
-        return found.get(at) or self._now.get(at)
+        rule = keys.reference
+        index = (layer if rule.layer is None else rule.layer, rule.rows)
+        rankings = {"now": self._now, "first": self._first, "before": self._previous or self._now}[rule.of]
+        return rankings.get(index) or self._now.get(index)
 
-    def before(self, keys: Keys, canvas: CanvasState) -> dict[int, Tensor] | None:
-        """The anchors of the step before, by layer: they are known for all of them, and picked in a few launches. None
-        for other rules, and in the first step."""
-        if keys.rule != "anchors" or keys.of != "before" or keys.layer is not None or not self._before:
+    def select_previous_anchors(self, keys: Keys, canvas: CanvasState) -> dict[int, Tensor] | None:
+        """The anchors of the previous step by layer, selected for all layers in a few kernel launches.
+
+        None for other rules, and in the first step.
+        """
+        if keys.rule != "anchors" or keys.of != "before" or keys.layer is not None or not self._previous:
             return None
         device = canvas.tokens.device
-        if (keys, device) not in self._picked:
-            grown = {
-                layer: ranked.of(canvas.tokens.shape[1])
-                for (layer, rows), ranked in self._before.items()
-                if rows == keys.rows and ranked.eligible.device == device
+        if (keys, device) not in self._selected:
+            rankings = {
+                layer: ranking.pad_to(canvas.tokens.shape[1])
+                for (layer, rows), ranking in self._previous.items()
+                if rows == keys.rows and ranking.eligible.device == device
             }
-            lifts = torch.stack([ranked.lift for ranked in grown.values() if ranked.lift is not None])
-            eligible = torch.stack([ranked.eligible for ranked in grown.values()])
-            picked = first_of(lifts, eligible[:, :, None].expand_as(lifts), int(keys.k))
-            self._picked[keys, device] = dict(zip(grown, picked, strict=True))
-        return self._picked[keys, device]
+            lifts = torch.stack([ranking.lift for ranking in rankings.values() if ranking.lift is not None])
+            eligible = torch.stack([ranking.eligible for ranking in rankings.values()])
+            selected = select_largest(lifts, eligible[:, :, None].expand_as(lifts), int(keys.k))
+            self._selected[keys, device] = dict(zip(rankings, selected, strict=True))
+        return self._selected[keys, device]
 
-    def over_layers(self, keys: Keys, canvas: CanvasState) -> Ranking:
-        """By the mean over heads, and over layers unless the rule names one: for what is done to the canvas."""
-        told = keys.like or keys
-        known = self._first if told.of == "first" else self._now
-        layers = [r for (i, rows), r in known.items() if rows == told.rows and told.layer in (None, i)]
-        layers = [ranked.of(canvas.tokens.shape[1]) for ranked in layers]
-        lifts = [ranked.lift.mean(1, keepdim=True) for ranked in layers if ranked.lift is not None]
+    def mean_ranking(self, keys: Keys, canvas: CanvasState) -> Ranking:
+        """The ranking by mean lift over heads, and over layers unless the rule names one, for edits of the canvas."""
+        rule = keys.reference
+        known = self._first if rule.of == "first" else self._now
+        layers = [ranking for (i, rows), ranking in known.items() if rows == rule.rows and rule.layer in (None, i)]
+        layers = [ranking.pad_to(canvas.tokens.shape[1]) for ranking in layers]
+        lifts = [ranking.lift.mean(1, keepdim=True) for ranking in layers if ranking.lift is not None]
         device = canvas.tokens.device
         mean = torch.stack([lift.to(device) for lift in lifts]).mean(0)
         return Ranking(layers[0].eligible.to(device) & ~canvas.masked, mean)
 
-    def _uniform(self, call: Attention, canvas: CanvasState, rows: str) -> tuple[Visibility, ReductionSpec, Received]:
-        """Once for all layers that see alike: which rows count, and what they would give if they looked evenly."""
-        see = call.visible
-        key = (see.kind, see.queries, see.keys, see.size, id(see.valid), id(see.mask), id(see.rule)), rows
-        if key not in self._expected:
-            first = see.keys - see.queries
-            counted = canvas.valid[:, first:]
+    def _expect_uniform(
+        self, call: AttentionCall, canvas: CanvasState, rows: str
+    ) -> tuple[Visibility, ReductionSpec, ReceivedAttention]:
+        """Which rows count, and what their keys receive under uniform attention; shared by layers that see alike."""
+        see = call.visibility
+        index = (see.kind, see.queries, see.keys, see.size, id(see.valid), id(see.mask), id(see.rule)), rows
+        if index not in self._expected:
+            first_row = see.keys - see.queries
+            counted = canvas.valid[:, first_row:]
             if rows == "masked" and bool(canvas.masked.any()):
-                counted = counted & canvas.masked[:, first:]
+                counted = counted & canvas.masked[:, first_row:]
             weights = counted[..., None].float()
-            want = expectation(see, weights)
-            count = want.count[:, 0]
-            uniform = want.uniform[:, 0] * count[:, None]
-            nothing = uniform.new_zeros(len(weights), 1, see.keys)
-            self._expected[key] = (
-                see,  # kept, so that no other gets its id
-                ReductionSpec(weights, memberships=True),
-                Received(nothing, uniform.expand(len(weights), -1), want.seen[:, 0].expand(len(weights), -1), count),
+            baseline, B = build_baseline(see, weights), len(weights)
+            row_count = baseline.count[:, 0]
+            uniform = baseline.uniform[:, 0] * row_count[:, None]
+            zeros = uniform.new_zeros(B, 1, see.keys)
+            visible_rows = baseline.visible_rows[:, 0].expand(B, -1)
+            self._expected[index] = (
+                see,  # a reference, so that its id is not reused
+                ReductionSpec(weights, is_binary=True),
+                ReceivedAttention(zeros, uniform.expand(B, -1), visible_rows, row_count),
             )
-        return self._expected[key]
+        return self._expected[index]

@@ -1,4 +1,4 @@
-"""What can be known to be wrong with edits before anything is decoded, in one sentence each."""
+"""Checks of edits against a model and its samples, before anything is decoded: one sentence per problem."""
 
 from __future__ import annotations
 
@@ -9,50 +9,55 @@ import torch
 
 from floatscope.canvas import CanvasState
 from floatscope.errors import UserError, unknown_choice
-from floatscope.interventions.edits import OTHERS, Edit, Keys
-from floatscope.interventions.intervention import OF_CANVAS, token_of
+from floatscope.interventions.edits import OTHER_ROWS, Edit
+from floatscope.interventions.intervention import CANVAS_PRIMITIVES, resolve_token
 from floatscope.models.model import Model
 from floatscope.schema import State
 
 STATES = ("masked", "committed", "prompt")
 
 
-def check(edits: Sequence[Edit], model: Model, canvas: CanvasState) -> None:
-    layers, heads = shape_of(model)
+def check_edits(edits: Sequence[Edit], model: Model, canvas: CanvasState) -> None:
+    """Raise a `UserError` if an edit cannot act on this model and these samples, or if two edits conflict."""
+    layers, heads = count_layers_and_heads(model)
     for edit in edits:
-        for what, given, count in (("layer", edit.layers, layers), ("head", edit.heads, heads)):
-            if missing := [i for i in given or () if count is not None and i >= count]:
-                has = f"{model.spec.name} has {what}s 0 to {(count or 0) - 1}"
-                raise UserError(f"{edit} acts on {what} {missing[0]}, and {has}")
+        for axis, indices, count in (("layer", edit.layers, layers), ("head", edit.heads, heads)):
+            if missing := [i for i in indices or () if count is not None and i >= count]:
+                has = f"{model.spec.name} has {axis}s 0 to {(count or 0) - 1}"
+                raise UserError(f"{edit} acts on {axis} {missing[0]}, but {has}")
         _check_keys(edit, canvas, layers, model.spec.name)
-        part = next((name for name in ("layers", "heads", "queries") if getattr(edit, name) is not None), None)
-        if edit.primitive in OF_CANVAS and part is not None:
-            raise UserError(f"{edit} changes what the whole model sees, so that it takes no {part}; leave {part} out")
-        if edit.queries is not None and edit.queries not in (rows := (OTHERS, *STATES, *canvas.regions.names)):
+        _check_canvas_edit(edit, model, canvas)
+        if edit.queries is not None and edit.queries not in (rows := (OTHER_ROWS, *STATES, *canvas.regions.names)):
             raise unknown_choice(f"region in {edit}: the samples do not have", edit.queries, rows)
         if edit.primitive == "freeze" and model.spec.paradigm == "arm":
-            raise UserError(f"{edit} keeps the queries of a step, and {model.spec.name} has new ones at every step")
-        if edit.primitive == "replace" and not 0 <= token_of(edit, model) < model.vocabulary:
-            raise UserError(
-                f"{edit} names a token that {model.spec.name} does not have: ids end at {model.vocabulary - 1}"
-            )
-        if edit.primitive == "drop" and model.spec.bos_id is None:
-            raise UserError(f"{model.spec.name} has no bos to drop")
-        next_row = model.spec.shift or model.spec.paradigm == "arm"
-        if edit.primitive == "drop" and next_row and _only_bos(canvas, model.spec.bos_id):
-            raise UserError(f"{edit} leaves nothing that decides the first new token where a prompt is only the bos")
+            raise UserError(f"{edit} needs the same queries at every step, but {model.spec.name} has new ones")
     for a, b in combinations(edits, 2):
-        alone = a.primitive == b.primitive and a.primitive in ("move", "freeze", "sink")
-        where = ("layers", "heads") if a.primitive == "freeze" else ("steps", "layers", "heads")
-        if alone and all(_overlap(getattr(a, name), getattr(b, name)) for name in where):
-            raise UserError(f"{a} and {b} contradict each other where both act; give them other steps, layers or heads")
+        is_exclusive = a.primitive == b.primitive and a.primitive in ("move", "freeze", "sink")
+        axes = ("layers", "heads") if a.primitive == "freeze" else ("steps", "layers", "heads")
+        if is_exclusive and all(_overlap(getattr(a, name), getattr(b, name)) for name in axes):
+            raise UserError(f"{a} and {b} conflict where both act; give them different steps, layers or heads")
 
 
-def shape_of(model: Model) -> tuple[int | None, int | None]:
-    """Layers, and heads of a layer; None where the model does not tell."""
+def count_layers_and_heads(model: Model) -> tuple[int | None, int | None]:
+    """The number of layers and of heads per layer; None where the model's config does not say."""
     config = getattr(model.module, "config", None)
-    text = getattr(config, "get_text_config", lambda: config)()
-    return getattr(text, "num_hidden_layers", None), getattr(text, "num_attention_heads", None)
+    text_config = getattr(config, "get_text_config", lambda: config)()
+    return getattr(text_config, "num_hidden_layers", None), getattr(text_config, "num_attention_heads", None)
+
+
+def _check_canvas_edit(edit: Edit, model: Model, canvas: CanvasState) -> None:
+    name = model.spec.name
+    axis = next((axis for axis in ("layers", "heads", "queries") if getattr(edit, axis) is not None), None)
+    if edit.primitive in CANVAS_PRIMITIVES and axis is not None:
+        raise UserError(f"{edit} changes the input of the whole model and takes no {axis}; leave {axis} out")
+    if edit.primitive == "replace" and not 0 <= resolve_token(edit, model) < model.vocab_size:
+        raise UserError(f"{edit} names a token that {name} does not have; ids go up to {model.vocab_size - 1}")
+    if edit.primitive != "drop":
+        return
+    if model.spec.bos_id is None:
+        raise UserError(f"{name} has no bos token to drop")
+    if (model.spec.shift or model.spec.paradigm == "arm") and _has_bos_only_prompt(canvas, model.spec.bos_id):
+        raise UserError(f"{edit} leaves no row that predicts the first new token, because a prompt is only the bos")
 
 
 def _check_keys(edit: Edit, canvas: CanvasState, layers: int | None, name: str) -> None:
@@ -60,27 +65,27 @@ def _check_keys(edit: Edit, canvas: CanvasState, layers: int | None, name: str) 
     for keys in (edit.keys, edit.to):
         if keys is None:
             continue
-        told = keys.like or keys
-        if told.layer is not None and layers is not None and not 0 <= told.layer < layers:
-            raise UserError(f"{edit} takes anchors of layer {told.layer}, and {name} has layers 0 to {layers - 1}")
-        if told.layer is not None and told.of == "now" and edit.layers and min(edit.layers) < told.layer:
-            late = f"takes anchors of layer {told.layer} in the same step"
-            raise UserError(f"{edit} acts on layer {min(edit.layers)} and {late}, which comes later")
+        layer, of = keys.reference.layer, keys.reference.of
+        if layer is not None and layers is not None and not 0 <= layer < layers:
+            raise UserError(f"{edit} uses anchors of layer {layer}, but {name} has layers 0 to {layers - 1}")
+        if layer is not None and of == "now" and edit.layers and min(edit.layers) < layer:
+            later = f"uses anchors of layer {layer} of the same step, which comes later"
+            raise UserError(f"{edit} acts on layer {min(edit.layers)} but {later}")
         if keys.rule not in ("region", "positions", "first") and keys.k > length:
-            raise UserError(f"{edit} picks {keys.k} keys, and a canvas has {length}; give a smaller k")
-        for picked in (keys, keys.like):
-            if picked is not None and picked.rule == "region" and picked.region not in (*STATES, *canvas.regions.names):
-                known = (*STATES, *canvas.regions.names)
-                raise unknown_choice(f"region in {edit}: the samples do not have", str(picked.region), known)
-        if isinstance(keys, Keys) and keys.rule == "positions" and any(p >= length for p in keys.positions):
-            raise UserError(f"{edit} picks position {max(keys.positions)}, and a canvas has {length}")
+            raise UserError(f"{edit} picks {keys.k} keys, but a canvas has {length}; give a smaller k")
+        for rule in (keys, keys.same_count_as):
+            known = (*STATES, *canvas.regions.names)
+            if rule is not None and rule.rule == "region" and rule.region not in known:
+                raise unknown_choice(f"region in {edit}: the samples do not have", str(rule.region), known)
+        if keys.rule == "positions" and any(p >= length for p in keys.positions):
+            raise UserError(f"{edit} picks position {max(keys.positions)}, but a canvas has {length}")
 
 
-def _only_bos(canvas: CanvasState, bos: int | None) -> bool:
-    """Whether in some sample a bos stands alone before the first mask, or before the end."""
+def _has_bos_only_prompt(canvas: CanvasState, bos_id: int) -> bool:
+    """Whether in some sample the bos is the only token before the first mask, or before the end."""
     first = canvas.valid.int().argmax(-1, keepdim=True)
-    after = torch.nn.functional.pad(canvas.states, (0, 1), value=int(State.MASKED)).gather(-1, first + 1)
-    return bool(((canvas.tokens.gather(-1, first) == bos) & (after == State.MASKED)).any())
+    next_state = torch.nn.functional.pad(canvas.states, (0, 1), value=int(State.MASKED)).gather(-1, first + 1)
+    return bool(((canvas.tokens.gather(-1, first) == bos_id) & (next_state == State.MASKED)).any())
 
 
 def _overlap(a: tuple[int, ...] | None, b: tuple[int, ...] | None) -> bool:

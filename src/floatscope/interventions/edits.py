@@ -1,4 +1,11 @@
-"""TODO."""
+"""Edits as values: `Edit`, one change inside the attention call, and `Keys`, a rule that picks the keys it acts on.
+
+    Edit("bias", keys=Keys("anchors", k=5), amount=-float("inf"))           # hide the 5 anchors of the previous step
+    Edit("move", keys=Keys("anchors"), to=Keys("first"), layers=(2, 3))     # move the anchor's mass to the first token
+    Edit("zero", layers=(3,), heads=(1,))                                   # zero the output of a head
+
+They are checked when they are made, and need no torch. `recipes` builds them from text, `intervention` applies them.
+"""
 
 from __future__ import annotations
 
@@ -8,139 +15,153 @@ from dataclasses import dataclass
 
 from floatscope.errors import UserError, unknown_choice
 
-RULES = ("anchors", "middle", "least", "random", "region", "positions", "first")
-
-
-OF = ("before", "now", "first")
-
-
-OTHERS = "others"
-
-
+KEY_RULES = ("anchors", "middle", "least", "random", "region", "positions", "first")
+ANCHOR_STEPS = ("before", "now", "first")
+ANCHOR_ROWS = ("all", "masked")
 PRIMITIVES = ("bias", "move", "scale", "zero", "sink", "freeze", "replace", "drop")
+REQUIRED_FIELDS = {
+    "bias": ("keys", "amount"),
+    "move": ("keys",),
+    "scale": ("keys", "operand", "amount"),
+    "zero": ("heads",),
+    "sink": ("amount",),
+    "freeze": ("steps",),
+    "replace": ("keys", "token"),
+}
+OPERANDS = ("key", "value")
+OTHER_ROWS = "others"
+"""`Edit.queries`: all rows except those of the picked keys."""
 
 
 @dataclass(frozen=True)
 class Keys:
-    """A rule that picks keys, anew for each sample, layer and head.
+    """A rule that picks keys, separately for each sample, layer and head.
 
-    anchors     the `k` of largest lift, as the model attends before the edit
-    middle      `k` of middling lift
-    least       all but the `k` of largest lift; a `k` below 1 is a share of them
-    random      `k` of those that could be anchors; or as many as `like` picks, the same for all heads, layers and steps
-                where those of `like` are
-    region      all of a region
-    positions   counted from the sample's first token
+    anchors     the `k` keys with the largest lift, in the attention before the edit
+    middle      `k` keys with a lift of middle rank
+    least       all except the `k` keys with the largest lift; a `k` below 1 is a share of the keys
+    random      `k` random keys among those that could be anchors; or as many as `same_count_as` picks, and then the
+                same keys for all heads, layers and steps if `same_count_as` picks the same for all
+    region      all keys of a region
+    positions   positions counted from the sample's first token
     first       the sample's first token
     """
 
     rule: str
     k: int | float = 1
-    of: str = "before"  # anchors of the step before | now | of the first step
-    layer: int | None = None  # of that layer instead of the one that is edited
-    rows: str = "all"  # lift over all rows | masked: those that stand on a mask
+    of: str = "before"  # the step of the anchors: the previous one | now | the first one
+    layer: int | None = None  # the layer of the anchors; None: the edited layer
+    rows: str = "all"  # lift over all rows | masked: over rows on a mask
     region: str | None = None
     positions: tuple[int, ...] = ()
     seed: int = 0
-    like: Keys | None = None
+    same_count_as: Keys | None = None
 
     def __post_init__(self) -> None:
-        for what, given, allowed in (
-            ("rule for keys", self.rule, RULES),
-            ("step of anchors", self.of, OF),
-            ("rows of anchors", self.rows, ("all", "masked")),
+        for kind, value, allowed in (
+            ("rule for keys", self.rule, KEY_RULES),
+            ("step of anchors", self.of, ANCHOR_STEPS),
+            ("rows of anchors", self.rows, ANCHOR_ROWS),
         ):
-            if given not in allowed:
-                raise unknown_choice(what, str(given), allowed)
-        share = self.rule == "least" and isinstance(self.k, float) and 0 < self.k < 1
-        if not share and not (_counts(self.k) and self.k >= 1):
-            or_share = ", or below 1 a share of them" if self.rule == "least" else ""
-            raise UserError(f"k is how many keys, 1 or more{or_share}, got {self.k!r}")
+            if value not in allowed:
+                raise unknown_choice(kind, str(value), allowed)
+        is_share = self.rule == "least" and isinstance(self.k, float) and 0 < self.k < 1
+        if not is_share and not (_is_index(self.k) and self.k >= 1):
+            or_share = ", or a share between 0 and 1" if self.rule == "least" else ""
+            raise UserError(f"k must be a number of keys, 1 or more{or_share}, got {self.k!r}")
         object.__setattr__(self, "positions", tuple(self.positions))
-        for what, several in (("layer", () if self.layer is None else (self.layer,)), ("positions", self.positions)):
-            if not all(_counts(i) for i in several):
-                raise UserError(f"{what} of a rule for keys: whole numbers from 0 on, got {getattr(self, what)!r}")
+        for name, values in (("layer", () if self.layer is None else (self.layer,)), ("positions", self.positions)):
+            if not all(_is_index(i) for i in values):
+                raise UserError(
+                    f"{name} of a key rule must be whole numbers of at least 0, got {getattr(self, name)!r}"
+                )
 
     @property
-    def ranked(self) -> bool:
-        """Whether what was attended to decides."""
-        return not self.shared
+    def reference(self) -> Keys:
+        """The rule that sets the number of keys: `same_count_as` if given, else this rule."""
+        return self.same_count_as or self
 
     @property
-    def shared(self) -> bool:
-        """Whether all heads and layers pick the same."""
-        told = self if self.like is None else self.like
-        return told.rule in ("region", "positions", "first")
+    def is_shared(self) -> bool:
+        """Whether all heads and layers pick the same keys."""
+        return self.reference.rule in ("region", "positions", "first")
+
+    @property
+    def needs_ranking(self) -> bool:
+        """Whether the rule depends on the lift of the keys."""
+        return not self.is_shared
 
 
 @dataclass(frozen=True)
 class Edit:
-    """One change inside the attention call; `None` selects everything along that axis.
+    """One change inside the attention call. `None` for steps, layers, heads or queries means all of them.
 
-    bias     add `amount` (−inf hides) to the scores of `keys` for `queries`
-    move     the mass a row puts on `keys` goes to `to`, rank by rank; without `to` over all keys it sees
-    scale    multiply `what` ("key" or "value") of `keys` by `amount`
-    zero     the output of `heads` becomes zero
-    sink     an extra key with the score `amount` and a value of zero
-    freeze   queries and keys stay those of the first of `steps`; values are today's
-    replace  another `token` stands at `keys` when the model looks
-    drop     the sample's first token is not there
+    bias     add `amount` (−inf hides) to the scores of `keys` in the rows of `queries`
+    move     move the mass of each row from `keys` to `to`, rank by rank; without `to`, spread it over all visible keys
+    scale    multiply the `operand` ("key" or "value") of `keys` by `amount`
+    zero     set the output of `heads` to zero
+    sink     add a key with the score `amount` and the value zero
+    freeze   use the queries and keys of the first of `steps` in all later steps, with the current values
+    replace  show the model `token` at the positions of `keys`
+    drop     hide the sample's first token (bos) from the model
     """
 
     primitive: str
     steps: tuple[int, ...] | None = None
     layers: tuple[int, ...] | None = None
     heads: tuple[int, ...] | None = None
-    queries: str | None = None  # a region, or `masked`, `committed`, `prompt`; `others`: rows that are none of the keys
+    queries: str | None = None  # a region, or masked | committed | prompt | others (all rows except those of the keys)
     keys: Keys | None = None
     to: Keys | None = None
-    what: str | None = None
+    operand: str | None = None
     amount: float | None = None
     token: str | int | None = None
-    name: str = ""  # the recipe as it was written
+    name: str = ""  # the recipe as written
 
     def __post_init__(self) -> None:
         if self.primitive not in PRIMITIVES:
             raise unknown_choice("edit primitive", self.primitive, PRIMITIVES)
-        needs = {"bias": ("keys", "amount"), "move": ("keys",), "scale": ("keys", "what", "amount"), "zero": ("heads",),
-                 "sink": ("amount",), "freeze": ("steps",), "replace": ("keys", "token")}  # fmt: skip
-        for name in needs.get(self.primitive, ()):
+        for name in REQUIRED_FIELDS.get(self.primitive, ()):
             if getattr(self, name) is None:
                 raise UserError(f"edit '{self.primitive}' needs `{name}`")
-        if self.what not in (None, "key", "value"):
-            raise unknown_choice("operand of an edit", self.what, ("key", "value"))
-        if self.queries == OTHERS and (self.keys is None or not self.keys.shared):
-            raise UserError("queries='others' needs keys that all heads share: a region, positions, the first token")
+        if self.operand is not None and self.operand not in OPERANDS:
+            raise unknown_choice("operand of an edit", self.operand, OPERANDS)
+        if self.queries == OTHER_ROWS and (self.keys is None or not self.keys.is_shared):
+            raise UserError("queries='others' needs keys that all heads share: a region, positions or the first token")
         for name in ("steps", "layers", "heads"):
-            given = getattr(self, name)
-            if given is not None and not (isinstance(given, Sequence) and given and all(_counts(i) for i in given)):
-                raise UserError(f"{name} of an edit are whole numbers from 0 on, got {given!r}")
-            object.__setattr__(self, name, None if given is None else tuple(given))
-        hides = self.primitive == "bias" and self.amount == -math.inf
-        if self.amount is not None and not (hides or math.isfinite(self.amount)):
+            values = getattr(self, name)
+            is_valid = isinstance(values, Sequence) and values and all(_is_index(i) for i in values)
+            if values is not None and not is_valid:
+                raise UserError(f"{name} of an edit must be whole numbers of at least 0, got {values!r}")
+            object.__setattr__(self, name, None if values is None else tuple(values))
+        hides_keys = self.primitive == "bias" and self.amount == -math.inf
+        if self.amount is not None and not (hides_keys or math.isfinite(self.amount)):
             raise UserError(f"edit '{self.primitive}' takes a finite amount, got {self.amount}")
         if not isinstance(self.queries, str | None):
-            raise UserError(f"queries of an edit are the name of a region, got {self.queries!r}")
+            raise UserError(f"queries of an edit must be the name of a region, got {self.queries!r}")
         if not isinstance(self.token, str | int | None) or isinstance(self.token, bool):
-            raise UserError(f"a token is a text or an id, got {self.token!r}")
+            raise UserError(f"token of an edit must be a text or a token id, got {self.token!r}")
         if self.primitive == "move":
             self._check_move()
 
     def _check_move(self) -> None:
         rules = [keys for keys in (self.keys, self.to) if keys is not None]
-        if uncounted := [keys.rule for keys in rules if keys.rule in ("least", "region")]:
-            raise UserError(f"mass is moved between counted keys, not between all of '{uncounted[0]}'")
+        if unranked := [keys.rule for keys in rules if keys.rule in ("least", "region")]:
+            raise UserError(
+                f"move needs a fixed number of keys, and '{unranked[0]}' does not have one; use another rule"
+            )
         source = rules[0]
         if (source.rule == "first" and source.k > 1) or len(set(source.positions)) < len(source.positions):
-            raise UserError("mass can be taken from a key once; name each key once")
+            raise UserError("move can take the mass of a key only once; name each key once")
 
     def __str__(self) -> str:
         return self.name or self.primitive
 
-    def acts(self, step: int, layer: int) -> bool:
+    def is_active(self, step: int, layer: int) -> bool:
+        """Whether the edit acts at this step and layer."""
         return (self.steps is None or step in self.steps) and (self.layers is None or layer in self.layers)
 
 
-def _counts(i: object) -> bool:
-    """Whether it is a whole number from 0 on; True is none."""
+def _is_index(i: object) -> bool:
+    """Whether `i` is a whole number of at least 0 (a bool is not)."""
     return isinstance(i, int) and not isinstance(i, bool) and i >= 0

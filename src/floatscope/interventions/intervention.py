@@ -1,11 +1,11 @@
-"""Edits at work in one decoding: before each attention call they become `Changes`, from what was attended to before.
+"""Edits applied during one decoding: before each attention call they become `EditTensors`.
 
-    work = Intervention(edits_of("mask_anchors(k=5)"), model, samples)
-    canvas = work.seen(canvas)                       # what the model looks at: tokens replaced, the first one dropped
-    call = work.change(call, layer, canvas)          # by the watcher, for every layer
-    work.idle                                        # edits that picked nothing, and how often
+    intervention = Intervention(parse_edits("mask_anchors(k=5)"), model, samples)
+    canvas = intervention.edit_canvas(canvas)                # tokens replaced, bos dropped
+    call = intervention.edit_call(call, layer, canvas)       # called by the watcher for every layer
+    intervention.notes                                       # edits that selected nothing, and how often
 
-Which keys are anchors is told by `anchors.py`.
+`anchors.py` decides which keys are anchors.
 """
 
 from __future__ import annotations
@@ -20,207 +20,226 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from floatscope.canvas import CanvasState
-from floatscope.capture.attention import Attention
-from floatscope.capture.changes import NOWHERE, Bias, Changes, Move
+from floatscope.capture.attention import AttentionCall
+from floatscope.capture.edit_tensors import NO_KEY, Bias, EditTensors, Move
 from floatscope.errors import UserError
-from floatscope.interventions.anchors import Anchors
-from floatscope.interventions.edits import OTHERS, Edit, Keys
-from floatscope.interventions.picking import Scene, as_mask, pick, put
+from floatscope.interventions.anchors import AnchorTracker
+from floatscope.interventions.edits import OTHER_ROWS, Edit, Keys
+from floatscope.interventions.key_selection import SelectionContext, scatter_amount, select_keys, to_mask
 from floatscope.models.model import Model
 from floatscope.schema import State
 
-OF_CANVAS = ("replace", "drop")
+CANVAS_PRIMITIVES = ("replace", "drop")
+"""Edits of the canvas; the others edit an attention call."""
 
 
 @dataclass
 class Intervention:
+    """The edits of one decoding and their state: the anchors so far, and the frozen queries and keys."""
+
     edits: tuple[Edit, ...]
     model: Model
     samples: Sequence[str]
-    _calls: Counter[Edit] = field(default_factory=Counter)  # how often an edit was at work
-    _empty: dict[Edit, Tensor] = field(default_factory=dict)  # and how often it picked nothing; read when all is done
-    _anchors: Anchors = field(default_factory=Anchors)
+    _uses: Counter[Edit] = field(default_factory=Counter)  # how often an edit selected keys
+    _empty_uses: dict[Edit, Tensor] = field(default_factory=dict)  # how often it found none; read at the end
+    _anchors: AnchorTracker = field(default_factory=AnchorTracker)
     _frozen: dict[tuple[Edit, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @property
-    def idle(self) -> list[str]:
-        """A sentence for every edit that picked no key somewhere, or whose steps never came."""
-        empty = {edit: int(count) for edit, count in self._empty.items()}
-        told = [f"{edit} picked nothing {n} of {self._calls[edit]} times" for edit, n in empty.items() if n]
+    def notes(self) -> list[str]:
+        """A sentence for every edit that selected no key at some step, or whose steps were never reached."""
+        empty = {edit: int(count) for edit, count in self._empty_uses.items()}
+        notes = [f"{edit} selected no keys in {n} of {self._uses[edit]} steps" for edit, n in empty.items() if n]
         steps = self._anchors.step + 1
-        last = {edit: steps - 1 - int(edit.primitive == "freeze") for edit in self.edits}  # a freeze acts later
+        last = {
+            edit: steps - 1 - int(edit.primitive == "freeze") for edit in self.edits
+        }  # a freeze acts one step later
         late = [edit for edit in self.edits if edit.steps is not None and min(edit.steps) > last[edit]]
-        return told + [f"{edit} was never at work: there were {steps} steps" for edit in late]
+        return notes + [f"{edit} was never active: there were only {steps} steps" for edit in late]
 
-    def looks_first(self, canvas: CanvasState) -> bool:
-        """Whether the anchors must be known before the first forward: a token is replaced before it is attended to."""
-        return canvas.step == 0 and any(e.primitive == "replace" and _ranked(e) and e.acts(0, 0) for e in self.edits)
+    def needs_preview(self, canvas: CanvasState) -> bool:
+        """Whether anchors must be known before the first forward, because a token is replaced at them."""
+        return canvas.step == 0 and any(
+            edit.primitive == "replace" and _needs_ranking(edit) and edit.is_active(0, 0) for edit in self.edits
+        )
 
-    def seen(self, canvas: CanvasState) -> CanvasState:
-        """The canvas as the model is to see it."""
+    def edit_canvas(self, canvas: CanvasState) -> CanvasState:
+        """The canvas that the model sees: tokens replaced, bos dropped."""
         for edit in self.edits:
-            if edit.primitive in OF_CANVAS and (edit.steps is None or canvas.step in edit.steps):
-                canvas = self._dropped(edit, canvas) if edit.primitive == "drop" else self._replaced(edit, canvas)
+            if edit.primitive in CANVAS_PRIMITIVES and (edit.steps is None or canvas.step in edit.steps):
+                canvas = self._drop_bos(edit, canvas) if edit.primitive == "drop" else self._replace(edit, canvas)
         return canvas
 
-    def change(self, call: Attention, layer: int, canvas: CanvasState) -> Attention:
-        """The call with what the edits make of it."""
+    def edit_call(self, call: AttentionCall, layer: int, canvas: CanvasState) -> AttentionCall:
+        """The attention call with the edits of this layer and step."""
+        # 1. Rank the keys of the unedited call, if an edit needs it.
         canvas = canvas.to(call.query.device)
-        self._anchors.at_step(canvas.step)
-        for rows in sorted({keys.rows for edit in self.edits for keys in _ranks_at(edit, layer, canvas.step)}):
-            self._anchors.look(call, layer, canvas, rows)
-        scene = Scene(canvas, layer, call.query.shape[1], self.samples)
+        self._anchors.begin_step(canvas.step)
+        for rows in sorted({keys.rows for edit in self.edits for keys in _rules_to_rank(edit, layer, canvas.step)}):
+            self._anchors.observe(call, layer, canvas, rows)
+        # 2. Collect the changes of each edit.
+        context = SelectionContext(canvas, layer, call.query.shape[1], self.samples)
         biases: list[Bias] = []
         moves: list[Move] = []
-        sink = silent = None
+        sink = silent_heads = None
         for edit in self.edits:
             if edit.primitive == "freeze":
                 call = self._freeze(edit, call, layer, canvas.step)
                 continue
-            if edit.primitive in OF_CANVAS or not edit.acts(canvas.step, layer) or not self._known(edit, layer):
+            is_active = edit.primitive not in CANVAS_PRIMITIVES and edit.is_active(canvas.step, layer)
+            if not is_active or not self._has_rankings(edit, layer):
                 continue
-            heads = _heads(edit, call)
+            heads = _select_heads(edit, call)
             if edit.primitive == "zero":
-                silent = heads if silent is None else silent | heads
+                silent_heads = heads if silent_heads is None else silent_heads | heads
             elif edit.primitive == "sink":
                 assert edit.amount is not None
                 sink = torch.where(heads, edit.amount, -torch.inf if sink is None else sink)
             else:
-                picked = self._pick(edit.keys, scene)
-                queries = _queries(edit, picked, scene, call)
+                keys = self._select_keys(edit.keys, context)
+                queries = _select_queries(edit, keys, context, call)
                 if edit.heads is not None:
-                    picked = picked.masked_fill(~heads[:, None], NOWHERE)
-                if layer == min(edit.layers or (0,)):  # once a step
-                    self._count(edit, picked if queries is None else picked.where(queries.any(), NOWHERE))
+                    keys = keys.masked_fill(~heads[:, None], NO_KEY)
+                if layer == min(edit.layers or (0,)):  # once per step
+                    self._count_use(edit, keys if queries is None else keys.where(queries.any(), NO_KEY))
                 if edit.primitive == "scale":
-                    call = _scaled(edit, call, picked)
+                    call = _scale(edit, call, keys)
                 elif edit.primitive == "bias":
-                    biases.append(_bias(edit, picked, queries, call.visible.keys))
+                    biases.append(_build_bias(edit, keys, queries, call.visibility.keys))
                 else:
-                    moves.append(Move(picked, None if edit.to is None else self._to(edit, picked, scene), queries))
-        if not biases and not moves and sink is None and silent is None:
+                    target = None if edit.to is None else self._select_targets(edit, keys, context)
+                    moves.append(Move(keys, target, queries))
+        # 3. Attach them to the call.
+        if not biases and not moves and sink is None and silent_heads is None:
             return call
-        return replace(call, changes=Changes(tuple(biases), sink, tuple(moves), silent))
+        return replace(call, edits=EditTensors(tuple(biases), sink, tuple(moves), silent_heads))
 
-    def _pick(self, keys: Keys | None, scene: Scene) -> Tensor:
+    def _select_keys(self, keys: Keys | None, context: SelectionContext) -> Tensor:
         assert keys is not None
-        known = self._anchors.before(keys, scene.canvas)
-        return pick(keys, self._anchors.ranking(keys, scene.layer), scene) if known is None else known[scene.layer]
+        by_layer = self._anchors.select_previous_anchors(keys, context.canvas)
+        if by_layer is not None:
+            return by_layer[context.layer]
+        return select_keys(keys, self._anchors.find_ranking(keys, context.layer), context)
 
-    def _to(self, edit: Edit, source: Tensor, scene: Scene) -> Tensor:
-        target = self._pick(edit.to, scene)
-        return F.pad(target, (0, source.shape[-1] - target.shape[-1]), value=NOWHERE)
+    def _select_targets(self, edit: Edit, source: Tensor, context: SelectionContext) -> Tensor:
+        target = self._select_keys(edit.to, context)
+        return F.pad(target, (0, source.shape[-1] - target.shape[-1]), value=NO_KEY)
 
-    def _known(self, edit: Edit, layer: int) -> bool:
-        """Whether the layer whose anchors it takes has run."""
-        rules = [keys for keys in (edit.keys, edit.to) if keys is not None and keys.ranked]
-        return all(self._anchors.ranking(keys, layer) is not None for keys in rules)
+    def _has_rankings(self, edit: Edit, layer: int) -> bool:
+        """Whether the layers whose anchors the edit uses have run."""
+        rules = [keys for keys in (edit.keys, edit.to) if keys is not None and keys.needs_ranking]
+        return all(self._anchors.find_ranking(keys, layer) is not None for keys in rules)
 
-    def _freeze(self, edit: Edit, call: Attention, layer: int, step: int) -> Attention:
+    def _freeze(self, edit: Edit, call: AttentionCall, layer: int, step: int) -> AttentionCall:
         assert edit.steps is not None
         if edit.layers is not None and layer not in edit.layers:
             return call
         if step == edit.steps[0]:
             self._frozen[edit, layer] = call.query, call.key
-        held = self._frozen.get((edit, layer))
-        if held is None or step == edit.steps[0]:
+        frozen = self._frozen.get((edit, layer))
+        if frozen is None or step == edit.steps[0]:
             return call
-        heads = _heads(edit, call)
-        if bool(heads.all()) and held[1].shape[1] == call.key.shape[1]:
-            return replace(call, query=held[0], key=held[1])
+        heads = _select_heads(edit, call)
+        if bool(heads.all()) and frozen[1].shape[1] == call.key.shape[1]:
+            return replace(call, query=frozen[0], key=frozen[1])
         key, value = (x.repeat_interleave(call.repeats, 1) for x in (call.key, call.value))
-        was = held[1].repeat_interleave(len(heads) // held[1].shape[1], 1)
-        query = torch.where(heads[:, None, None], held[0], call.query)
-        return replace(call, query=query, key=torch.where(heads[:, None, None], was, key), value=value)
+        frozen_key = frozen[1].repeat_interleave(len(heads) // frozen[1].shape[1], 1)
+        query = torch.where(heads[:, None, None], frozen[0], call.query)
+        return replace(call, query=query, key=torch.where(heads[:, None, None], frozen_key, key), value=value)
 
-    def _dropped(self, edit: Edit, canvas: CanvasState) -> CanvasState:
-        at = canvas.valid.int().argmax(-1)[:, None]
-        begins = canvas.tokens.gather(-1, at) == (-1 if self.model.spec.bos_id is None else self.model.spec.bos_id)
-        self._count(edit, at.masked_fill(~begins, NOWHERE))
-        first = torch.zeros_like(canvas.valid).scatter_(-1, at, begins)
-        return replace(canvas, states=canvas.states.masked_fill(first, int(State.PAD)))
+    def _drop_bos(self, edit: Edit, canvas: CanvasState) -> CanvasState:
+        first = canvas.valid.int().argmax(-1)[:, None]
+        bos_id = -1 if self.model.spec.bos_id is None else self.model.spec.bos_id
+        is_bos = canvas.tokens.gather(-1, first) == bos_id
+        self._count_use(edit, first.masked_fill(~is_bos, NO_KEY))
+        dropped = torch.zeros_like(canvas.valid).scatter_(-1, first, is_bos)
+        return replace(canvas, states=canvas.states.masked_fill(dropped, int(State.PAD)))
 
-    def _replaced(self, edit: Edit, canvas: CanvasState) -> CanvasState:
+    def _replace(self, edit: Edit, canvas: CanvasState) -> CanvasState:
         keys = edit.keys
         assert keys is not None
-        scene = Scene(canvas, -1, 1, self.samples)
-        ranking = self._anchors.over_layers(keys, canvas) if keys.ranked else None
-        picked = pick(keys, ranking, scene)
-        self._count(edit, picked)
-        there = as_mask(picked, canvas.tokens.shape[1])[:, 0] & ~canvas.masked
-        return replace(canvas, tokens=canvas.tokens.masked_fill(there, token_of(edit, self.model)))
+        context = SelectionContext(canvas, -1, 1, self.samples)
+        ranking = self._anchors.mean_ranking(keys, canvas) if keys.needs_ranking else None
+        selected = select_keys(keys, ranking, context)
+        self._count_use(edit, selected)
+        replaced = to_mask(selected, canvas.tokens.shape[1])[:, 0] & ~canvas.masked
+        return replace(canvas, tokens=canvas.tokens.masked_fill(replaced, resolve_token(edit, self.model)))
 
-    def _count(self, edit: Edit, picked: Tensor) -> None:
-        nothing = (picked == NOWHERE).all().long()
-        self._calls[edit] += 1
-        self._empty[edit] = self._empty[edit] + nothing if edit in self._empty else nothing
+    def _count_use(self, edit: Edit, selected: Tensor) -> None:
+        is_empty = (selected == NO_KEY).all().long()
+        self._uses[edit] += 1
+        self._empty_uses[edit] = self._empty_uses[edit] + is_empty if edit in self._empty_uses else is_empty
 
 
-def rewrites(edits: Sequence[Edit]) -> bool:
-    """Whether a position that was seen may look otherwise in a later step, so that its keys and values cannot be kept.
-    A first token that is never there stays away."""
+def invalidates_cache(edits: Sequence[Edit]) -> bool:
+    """Whether edits change an earlier position between steps, so that its keys and values cannot be cached.
+
+    A bos that is dropped at every step does not.
+    """
     return any(e.primitive == "replace" or (e.primitive == "drop" and e.steps is not None) for e in edits)
 
 
-def token_of(edit: Edit, model: Model) -> int:
-    """The token that is put in another's place."""
-    spec, wanted = model.spec, edit.token
-    if isinstance(wanted, int):
-        return wanted
-    if wanted == "mask":
+def resolve_token(edit: Edit, model: Model) -> int:
+    """The id of the token that a `replace` edit writes."""
+    spec, token = model.spec, edit.token
+    if isinstance(token, int):
+        return token
+    if token == "mask":
         if spec.mask_id is None:
-            raise UserError(f"{spec.name} has no mask token to put in another's place; name another token")
+            raise UserError(f"{spec.name} has no mask token; name another token in {edit}")
         return spec.mask_id
     if model.tokenizer is None:
-        raise UserError(f"{spec.name} has no tokenizer, so a token is named by its id, as in replace_token(token=13)")
-    text = "\n" if wanted == "newline" else str(wanted)
+        raise UserError(f"{spec.name} has no tokenizer; give the token as an id, as in replace_token(token=13)")
+    text = "\n" if token == "newline" else str(token)
     ids = [i for i in model.tokenizer.encode(text) if i not in model.tokenizer.special_ids]
     if len(ids) != 1:
-        raise UserError(f"{text!r} is {len(ids)} tokens to {spec.name}; name a text that is one, or its id")
+        raise UserError(f"{text!r} is {len(ids)} tokens in {spec.name}; give a text of one token, or a token id")
     return ids[0]
 
 
-def _ranked(edit: Edit) -> bool:
-    return any(keys.ranked for keys in (edit.keys, edit.to) if keys is not None)
+def _needs_ranking(edit: Edit) -> bool:
+    return any(keys.needs_ranking for keys in (edit.keys, edit.to) if keys is not None)
 
 
-def _ranks_at(edit: Edit, layer: int, step: int) -> Iterator[Keys]:
-    """The rules of an edit that want to know what this layer attends to in this step."""
+def _rules_to_rank(edit: Edit, layer: int, step: int) -> Iterator[Keys]:
+    """The rules of an edit that need the ranking of this layer at this step."""
     for keys in (edit.keys, edit.to):
-        if keys is None or not keys.ranked:
+        if keys is None or not keys.needs_ranking:
             continue
-        told = keys.like or keys
-        here = told.layer == layer if told.layer is not None else edit.layers is None or layer in edit.layers
-        if edit.primitive == "replace" or (here and (told.of != "first" or step == 0)):
-            yield told
+        rule = keys.reference
+        uses_layer = rule.layer == layer if rule.layer is not None else edit.layers is None or layer in edit.layers
+        if edit.primitive == "replace" or (uses_layer and (rule.of != "first" or step == 0)):
+            yield rule
 
 
-def _heads(edit: Edit, call: Attention) -> Bool[Tensor, " head"]:
-    H = call.query.shape[1]
-    chosen = torch.ones(H, dtype=torch.bool, device=call.query.device)
+def _select_heads(edit: Edit, call: AttentionCall) -> Bool[Tensor, " head"]:
+    mask = torch.ones(call.query.shape[1], dtype=torch.bool, device=call.query.device)
     if edit.heads is not None:
-        chosen[:] = False
-        chosen[list(edit.heads)] = True
-    return chosen
+        mask[:] = False
+        mask[list(edit.heads)] = True
+    return mask
 
 
-def _queries(edit: Edit, picked: Tensor, scene: Scene, call: Attention) -> Bool[Tensor, "batch query"] | None:
+def _select_queries(
+    edit: Edit, keys: Tensor, context: SelectionContext, call: AttentionCall
+) -> Bool[Tensor, "batch query"] | None:
     if edit.queries is None:
         return None
-    rows = ~as_mask(picked[:, :1], call.visible.keys)[:, 0] if edit.queries == OTHERS else scene.region(edit.queries)
-    return rows[:, call.visible.keys - call.visible.queries :]
+    see = call.visibility
+    rows = ~to_mask(keys[:, :1], see.keys)[:, 0] if edit.queries == OTHER_ROWS else context.region(edit.queries)
+    return rows[:, see.keys - see.queries :]
 
 
-def _bias(edit: Edit, picked: Tensor, queries: Tensor | None, keys: int) -> Bias:
+def _build_bias(edit: Edit, selected: Tensor, queries: Tensor | None, keys: int) -> Bias:
     assert edit.amount is not None
-    return Bias(put(picked, keys, edit.amount), queries, hides=edit.amount == -float("inf"))
+    return Bias(scatter_amount(selected, keys, edit.amount), queries, hides_keys=edit.amount == -float("inf"))
 
 
-def _scaled(edit: Edit, call: Attention, picked: Tensor) -> Attention:
-    """Keys or values of every query head by itself: heads that share them may be scaled differently."""
+def _scale(edit: Edit, call: AttentionCall, selected: Tensor) -> AttentionCall:
+    """Scale keys or values per query head: heads that share them may be scaled differently."""
     assert edit.amount is not None
-    factor = torch.where(as_mask(picked, call.visible.keys), edit.amount, 1.0)[..., None]
+    factor = torch.where(to_mask(selected, call.visibility.keys), edit.amount, 1.0)[..., None]
     key, value = (x.repeat_interleave(call.repeats, 1) for x in (call.key, call.value))
-    if edit.what == "key":
+    if edit.operand == "key":
         return replace(call, key=(key * factor).to(key.dtype), value=value)
     return replace(call, key=key, value=(value * factor).to(value.dtype))

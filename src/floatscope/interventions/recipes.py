@@ -1,10 +1,10 @@
 """Edits as people write them, and the control that belongs to each.
 
-    edits_of("mask_anchors(k=5)")                    # a recipe, its arguments literal
-    edits_of(["pin(k=1)", Edit("zero", heads=(3,))]) # several, in order
-    controlled(edits, "random", draw=1)              # the same number of random keys, or of other heads of those layers
+    parse_edits("mask_anchors(k=5)")                    # a recipe; its arguments are literals
+    parse_edits(["pin(k=1)", Edit("zero", heads=(3,))]) # several edits, in order
+    build_control(edits, "random", draw=1)              # the same number of random keys, or of other heads
 
-Every recipe takes `steps`, `layers` and `heads` besides its own arguments; without them it acts everywhere.
+Every recipe also takes `steps`, `layers` and `heads`; without them it acts everywhere.
 """
 
 from __future__ import annotations
@@ -15,62 +15,65 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from floatscope.errors import UserError, unknown_choice
-from floatscope.interventions.edits import OTHERS, Edit, Keys
+from floatscope.interventions.edits import OTHER_ROWS, Edit, Keys
 from floatscope.syntax import merge_arguments, parse_call
 
 CONTROLS = ("random", "middle")
-WHERE: dict[str, Any] = {"steps": None, "layers": None, "heads": None}
+SCOPE_ARGUMENTS = ("steps", "layers", "heads")
+HIDE = -float("inf")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    about: str
-    make: Callable[..., list[Edit]]
+    """A row of `RECIPES`: what the recipe does, how its edits are built, and its arguments with their defaults."""
+
+    description: str
+    build: Callable[..., list[Edit]]
     defaults: Mapping[str, Any]
 
 
-def mask_anchors(k: int, of: str) -> list[Edit]:
-    return [Edit("bias", keys=Keys("anchors", k, of), amount=-float("inf"))]
+def _mask_anchors(k: int, of: str) -> list[Edit]:
+    return [Edit("bias", keys=Keys("anchors", k, of), amount=HIDE)]
 
 
-def pin(k: int, layer: int | None) -> list[Edit]:
+def _pin(k: int, layer: int | None) -> list[Edit]:
     to = Keys("anchors", k, "first") if layer is None else Keys("anchors", k, "now", layer)
     return [Edit("move", keys=Keys("anchors", k, "now"), to=to)]
 
 
-def freeze(step: int) -> list[Edit]:
+def _freeze(step: int) -> list[Edit]:
     return [Edit("freeze", steps=(step,))]
 
 
-def move_to_first(k: int) -> list[Edit]:
+def _move_to_first(k: int) -> list[Edit]:
     return [Edit("move", keys=Keys("anchors", k, "now"), to=Keys("first", k))]
 
 
-def spread(k: int) -> list[Edit]:
+def _spread(k: int) -> list[Edit]:
     return [Edit("move", keys=Keys("anchors", k, "now"))]
 
 
-def virtual_sink(score: float) -> list[Edit]:
+def _virtual_sink(score: float) -> list[Edit]:
     return [Edit("sink", amount=score)]
 
 
-def scale_values(k: int, factor: float) -> list[Edit]:
-    return [Edit("scale", keys=Keys("anchors", k), what="value", amount=factor)]
+def _scale_values(k: int, factor: float) -> list[Edit]:
+    return [Edit("scale", keys=Keys("anchors", k), operand="value", amount=factor)]
 
 
-def scale_keys(k: int, factor: float) -> list[Edit]:
-    return [Edit("scale", keys=Keys("anchors", k), what="key", amount=factor)]
+def _scale_keys(k: int, factor: float) -> list[Edit]:
+    return [Edit("scale", keys=Keys("anchors", k), operand="key", amount=factor)]
 
 
-def replace_token(k: int, token: str | int) -> list[Edit]:
+def _replace_token(k: int, token: str | int) -> list[Edit]:
     return [Edit("replace", keys=Keys("anchors", k), token=token)]
 
 
-def drop_bos() -> list[Edit]:
+def _drop_bos() -> list[Edit]:
     return [Edit("drop")]
 
 
-def zero_heads(pairs: Any) -> list[Edit]:
+def _zero_heads(pairs: Any) -> list[Edit]:
     try:
         by_layer: dict[int, list[int]] = {}
         for layer, head in pairs:
@@ -84,140 +87,150 @@ def zero_heads(pairs: Any) -> list[Edit]:
     return [Edit("zero", layers=(layer,), heads=tuple(sorted(set(heads)))) for layer, heads in sorted(by_layer.items())]
 
 
-def knock_out(queries: str, keys: str) -> list[Edit]:
+def _knock_out(queries: str, keys: str) -> list[Edit]:
     hidden = Keys("region", region=keys)
-    return [Edit("bias", queries=None if queries == "all" else queries, keys=hidden, amount=-float("inf"))]
+    return [Edit("bias", queries=None if queries == "all" else queries, keys=hidden, amount=HIDE)]
 
 
-def blank(region: str) -> list[Edit]:
-    return [Edit("bias", queries=OTHERS, keys=Keys("region", region=region), amount=-float("inf"))]
+def _blank(region: str) -> list[Edit]:
+    return [Edit("bias", queries=OTHER_ROWS, keys=Keys("region", region=region), amount=HIDE)]
 
 
-def evict(keep: int | float, by: str) -> list[Edit]:
+def _evict(keep: int | float, by: str) -> list[Edit]:
     rows = {"received": "all", "masked": "masked"}
     if by not in rows:
         raise unknown_choice("score to evict by", by, rows)
-    return [Edit("bias", keys=Keys("least", keep, rows=rows[by]), amount=-float("inf"))]
+    return [Edit("bias", keys=Keys("least", keep, rows=rows[by]), amount=HIDE)]
 
 
 RECIPES = {
     "mask_anchors": Recipe(
-        "the k anchors of the step before are hidden from every row but their own",
-        mask_anchors,
+        "hides the k anchors of the previous step from every row except their own",
+        _mask_anchors,
         {"k": 5, "of": "before"},
     ),
     "pin": Recipe(
-        "the mass on the k anchors goes to those of the first step, or, from a layer on, to that layer's",
-        pin,
+        "moves the mass on the k anchors to those of the first step, or of the given layer",
+        _pin,
         {"k": 1, "layer": None},
     ),
-    "freeze": Recipe("every later step attends as that step did, to today's values", freeze, {"step": 0}),
-    "move_to_first": Recipe("the mass on the k anchors goes to the first token", move_to_first, {"k": 1}),
-    "spread": Recipe("the mass on the k anchors is spread over all a row sees", spread, {"k": 1}),
-    "virtual_sink": Recipe("an extra key with this score and a value of zero", virtual_sink, {"score": 0.0}),
-    "scale_values": Recipe("the values of the k anchors times a factor", scale_values, {"k": 1, "factor": 0.0}),
-    "scale_keys": Recipe("the keys of the k anchors times a factor", scale_keys, {"k": 1, "factor": 0.5}),
+    "freeze": Recipe(
+        "repeats the attention pattern of that step in all later steps, with their own values", _freeze, {"step": 0}
+    ),
+    "move_to_first": Recipe("moves the mass on the k anchors to the first token", _move_to_first, {"k": 1}),
+    "spread": Recipe("spreads the mass on the k anchors over all keys visible to a row", _spread, {"k": 1}),
+    "virtual_sink": Recipe("adds a key with this score and a value of zero", _virtual_sink, {"score": 0.0}),
+    "scale_values": Recipe(
+        "multiplies the values of the k anchors by a factor", _scale_values, {"k": 1, "factor": 0.0}
+    ),
+    "scale_keys": Recipe("multiplies the keys of the k anchors by a factor", _scale_keys, {"k": 1, "factor": 0.5}),
     "replace_token": Recipe(
-        "another token stands at the k anchors: newline, mask, a text, an id",
-        replace_token,
+        "replaces the token at the k anchors: newline, mask, a text, an id",
+        _replace_token,
         {"k": 1, "token": "newline"},
     ),
-    "drop_bos": Recipe("the first token is not there", drop_bos, {}),
-    "zero_heads": Recipe("the output of heads is zero, given as (layer, head)", zero_heads, {"pairs": ()}),
+    "drop_bos": Recipe("removes the first token", _drop_bos, {}),
+    "zero_heads": Recipe("sets the output of heads to zero, given as (layer, head)", _zero_heads, {"pairs": ()}),
     "knock_out": Recipe(
-        "rows of a region (or all, masked, committed, prompt) do not see a region",
-        knock_out,
+        "hides a region from the rows of a region (or all, masked, committed, prompt)",
+        _knock_out,
         {"queries": "all", "keys": "gold"},
     ),
-    "blank": Recipe("no row outside a region sees it", blank, {"region": "gold"}),
+    "blank": Recipe("hides a region from all rows outside it", _blank, {"region": "gold"}),
     "evict": Recipe(
-        "only the keys of largest lift are kept, so many or that share", evict, {"keep": 0.5, "by": "received"}
+        "keeps only the keys of largest lift, a number or a share of them", _evict, {"keep": 0.5, "by": "received"}
     ),
 }  # fmt: skip
 
 
-def parse_edits(given: str | Edit | Sequence[str | Edit]) -> tuple[Edit, ...]:
-    """Edits in order; recipes by name."""
-    several = given if isinstance(given, list | tuple) else [given]
-    found: list[Edit] = []
-    for one in several:
-        if isinstance(one, Edit):
-            found.append(one)
-        elif isinstance(one, str):
-            found += _recipe(one)
+def parse_edits(edits: str | Edit | Sequence[str | Edit]) -> tuple[Edit, ...]:
+    """Turn recipes and `Edit`s, one or several, into a tuple of `Edit`s in the same order."""
+    items = edits if isinstance(edits, list | tuple) else [edits]
+    parsed: list[Edit] = []
+    for item in items:
+        if isinstance(item, Edit):
+            parsed.append(item)
+        elif isinstance(item, str):
+            parsed += _parse_recipe(item)
         else:
-            raise UserError(f"an edit is a recipe such as 'mask_anchors(k=5)' or a fs.Edit, got {one!r}")
-    return tuple(found)
+            raise UserError(f"an edit must be a recipe such as 'mask_anchors(k=5)' or an fs.Edit, got {item!r}")
+    return tuple(parsed)
 
 
-def _recipe(text: str) -> list[Edit]:
-    name, given = parse_call(text, "mask_anchors(k=5)")
+def _parse_recipe(text: str) -> list[Edit]:
+    name, arguments = parse_call(text, "mask_anchors(k=5)")
     if name not in RECIPES:
         raise unknown_choice("edit", name, RECIPES)
     recipe = RECIPES[name]
-    where: dict[str, Any] = {key: _numbers(name, key, given.pop(key)) for key in WHERE if key in given}
-    made = recipe.make(**_arguments(name, given, recipe.defaults))
-    if fixed := [key for key in where if any(getattr(edit, key) is not None for edit in made)]:
-        raise UserError(f"edit '{name}' says itself which {fixed[0]} it acts on; leave {fixed[0]} out")
-    return [replace(edit, name=text.strip(), **where) for edit in made]
+    scope: dict[str, Any] = {
+        key: _parse_indices(name, key, arguments.pop(key)) for key in SCOPE_ARGUMENTS if key in arguments
+    }
+    edits = recipe.build(**_fill_arguments(name, arguments, recipe.defaults))
+    if fixed := [key for key in scope if any(getattr(edit, key) is not None for edit in edits)]:
+        raise UserError(f"edit '{name}' sets its own {fixed[0]}; leave {fixed[0]} out")
+    return [replace(edit, name=text.strip(), **scope) for edit in edits]
 
 
-def _arguments(name: str, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    for argument in given:
+def _fill_arguments(name: str, arguments: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    for argument in arguments:
         if argument not in defaults:
-            raise unknown_choice(f"argument of edit '{name}'", argument, [*defaults, *WHERE])
-    share = type(given.get("keep")) is int  # a number of keys instead of a share of them
-    filled = merge_arguments("edit", name, {k: v for k, v in given.items() if not (share and k == "keep")}, defaults)
+            raise unknown_choice(f"argument of edit '{name}'", argument, [*defaults, *SCOPE_ARGUMENTS])
+    keeps_number = type(arguments.get("keep")) is int  # a number of keys instead of a share of them
+    others = {key: value for key, value in arguments.items() if not (keeps_number and key == "keep")}
+    filled = merge_arguments("edit", name, others, defaults)
     for argument, default in defaults.items():
         value = filled[argument]
-        text = isinstance(value, str) or (argument == "token" and type(value) is int)
-        if isinstance(default, str) and not text:
+        is_text = isinstance(value, str) or (argument == "token" and type(value) is int)
+        if isinstance(default, str) and not is_text:
             raise UserError(f"edit '{name}' takes a text for {argument}, got {value!r}")
         if default is None and value is not None and type(value) is not int:
             raise UserError(f"edit '{name}' takes a whole number for {argument}, got {value!r}")
-    return {**filled, "keep": given["keep"]} if share else filled
+    return {**filled, "keep": arguments["keep"]} if keeps_number else filled
 
 
-def _numbers(name: str, key: str, value: Any) -> tuple[int, ...]:
-    several = (value,) if type(value) is int else value
-    if not isinstance(several, list | tuple) or not several or not all(type(i) is int and i >= 0 for i in several):
+def _parse_indices(name: str, key: str, value: Any) -> tuple[int, ...]:
+    indices = (value,) if type(value) is int else value
+    if not isinstance(indices, list | tuple) or not indices or not all(type(i) is int and i >= 0 for i in indices):
         raise UserError(f"edit '{name}' takes whole numbers for {key}, as in {key}=[0, 1], got {value!r}")
-    return tuple(several)
+    return tuple(indices)
 
 
 def build_control(
     edits: Sequence[Edit], control: str = "random", draw: int = 0, heads: int | None = None
 ) -> tuple[Edit, ...]:
-    """The matched control: random or mid-rank keys in the place of anchors, other heads of the same layers; as many.
+    """Build the matched control of edits: the same edits on other keys, or on other heads of the same layers.
 
-    `heads` is how many the model has in a layer, for edits of heads.
+    Args:
+        edits: from `parse_edits`.
+        control: "random" (random keys instead of anchors) or "middle" (keys of middle rank).
+        draw: the seed of a random control.
+        heads: the number of heads in a layer, for edits of heads.
     """
     if control not in CONTROLS:
         raise unknown_choice("control", control, CONTROLS)
-    return tuple(_controlled(edit, control, draw, heads) for edit in edits)
+    return tuple(_build_control(edit, control, draw, heads) for edit in edits)
 
 
-def _controlled(edit: Edit, control: str, draw: int, heads: int | None) -> Edit:
+def _build_control(edit: Edit, control: str, draw: int, heads: int | None) -> Edit:
     name = f"{edit}, {control} {draw}" if control == "random" else f"{edit}, {control}"
     if control == "middle" and (edit.keys is None or edit.keys.rule != "anchors"):
-        raise UserError(f"mid-rank keys are the control of anchors, and {edit} picks none; use the control random")
+        raise UserError(f"control 'middle' replaces anchors, and {edit} does not pick anchors; use control 'random'")
     if edit.primitive == "zero":
         if heads is None or edit.heads is None:
-            raise UserError("the control of zeroed heads needs to know how many heads a layer has")
+            raise UserError("the control of zeroed heads needs `heads`, the number of heads in a layer")
         others = [h for h in range(heads) if h not in edit.heads]
         if len(others) < len(edit.heads):
             raise UserError(
-                f"{edit} zeroes {len(edit.heads)} of {heads} heads of a layer, so that fewer are left for a control;"
+                f"{edit} zeroes {len(edit.heads)} of {heads} heads in a layer, which leaves too few for a control;"
                 " zero at most half of a layer"
             )
-        drawn = random.Random(f"{draw} {edit.layers} {edit.heads}").sample(others, len(edit.heads))
-        return replace(edit, heads=tuple(sorted(drawn)), name=name)
+        sampled = random.Random(f"{draw} {edit.layers} {edit.heads}").sample(others, len(edit.heads))
+        return replace(edit, heads=tuple(sorted(sampled)), name=name)
     if edit.keys is None:
-        raise UserError(
-            f"{edit} has no matched control: it picks no keys and no heads; run it without (--control none)"
-        )
+        raise UserError(f"{edit} has no matched control: it picks no keys and no heads; use --control none")
     if control == "middle":
         return replace(edit, keys=replace(edit.keys, rule="middle"), name=name)
-    counted = edit.keys.rule in ("anchors", "middle", "random", "first")
-    keys = Keys("random", int(edit.keys.k), seed=draw) if counted else Keys("random", seed=draw, like=edit.keys)
-    return replace(edit, keys=keys, name=name)
+    has_fixed_count = edit.keys.rule in ("anchors", "middle", "random", "first")
+    if has_fixed_count:
+        return replace(edit, keys=Keys("random", int(edit.keys.k), seed=draw), name=name)
+    return replace(edit, keys=Keys("random", seed=draw, same_count_as=edit.keys), name=name)

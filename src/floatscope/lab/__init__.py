@@ -1,1 +1,1 @@
-"""Training: the twins, the adapters, and what both trainings share."""
+"""Training of the small models that floatscope compares: the twins, and adapters for causal models."""

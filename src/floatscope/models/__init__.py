@@ -1,1 +1,1 @@
-"""A checkpoint name → `Model`: a native transformers module, its tokenizer, and the facts the weights do not hold."""
+"""Checkpoints → `Model`: a transformers module with its tokenizer and the facts that its weights do not say."""

@@ -1,8 +1,8 @@
-"""An adapter: what makes another model of a base, in a few small matrices that lie beside it.
+"""Adapters: a few small matrices that turn a base into another model.
 
     adapter = read_adapter(Path("sibling"))       # adapter.json and adapter.safetensors, checked
-    check_base(adapter, Path("base.gguf"))        # the weights it was made for, by sha256
-    adapted = adapt_model(model, adapter)         # W + up · down for every W it names, and the mask's embedding
+    check_base(adapter, Path("base.gguf"))        # its sha256 must be that of the base the adapter was trained on
+    adapted = adapt_model(model, adapter)         # W + lora_B · lora_A for every W it names, and the mask's embedding
 
 `floatscope adapt` writes such folders; `load("base.gguf+sibling")` opens them with their base.
 """
@@ -21,210 +21,220 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from floatscope.errors import UserError, join_names, printable, reason
-from floatscope.models.files import fingerprint, read_folder, read_json
-from floatscope.models.model import Model, ModelSpec
+from floatscope.errors import UserError, join_names, printable, summarize_error
+from floatscope.files.digests import fingerprint, sha256_file
+from floatscope.files.json_files import read_json
+from floatscope.models.checkpoint import DOWNLOAD_AGAIN, read_checkpoint
+from floatscope.models.model import Model
+from floatscope.models.spec import ModelSpec
 
-ABOUT, TENSORS = "adapter.json", "adapter.safetensors"
-KEPT: dict[str, Any] = {  # what adapter.json says
+ADAPTER_FILE, TENSORS_FILE = "adapter.json", "adapter.safetensors"
+ADAPTER_FIELDS: dict[str, Any] = {  # the keys of adapter.json and their types
     "base_name": str,
     "base_sha256": str,
     "mask_id": int | None,
     "mask_token": str | None,
     "rank": int | None,
 }
-SHA256 = "sha256"  # and this, of the tensors
-UP, DOWN, MASK = ".up", ".down", "mask_embedding"
+SHA256 = "sha256"  # one more key: the digest of the tensors
+LORA_B, LORA_A = ".up", ".down"  # suffixes of the names in adapter.safetensors
+MASK_EMBEDDING = "mask_embedding"
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """`tensors`: NAME.up and NAME.down for a matrix NAME of the base, NAME for a weight that is replaced, and the
-    embedding of the mask."""
+    """An adapter as it is stored.
+
+    The tensors are lora_B and lora_A of every changed matrix (`NAME.up` [rows, rank] and `NAME.down` [rank, columns]),
+    replaced weights under their own `NAME`, and the embedding of the mask token.
+    """
 
     base_name: str
     base_sha256: str
-    mask_id: int | None  # the first id the base does not have: a new row; None: it stays autoregressive
+    mask_id: int | None  # may be the first id the base does not have: a new row; None: it stays autoregressive
     mask_token: str | None
-    rank: int | None  # None: whole weights
+    rank: int | None  # None: it replaces complete weights
     tensors: Mapping[str, Tensor] = field(repr=False)
     name: str = ""  # of its folder
     weights: str = ""  # fingerprint of its files
 
     @property
     def as_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in KEPT}
+        """The content of adapter.json, without the digest."""
+        return {name: getattr(self, name) for name in ADAPTER_FIELDS}
 
     @property
     def parameters(self) -> int:
+        """The number of weights in the adapter."""
         return sum(t.numel() for t in self.tensors.values())
 
 
 def is_adapter(folder: Path) -> bool:
-    return (folder / ABOUT).is_file()
+    """Whether a folder contains an adapter."""
+    return (folder / ADAPTER_FILE).is_file()
 
 
 def write_adapter(folder: Path, adapter: Adapter) -> None:
+    """Write adapter.json and adapter.safetensors."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({k: t.contiguous() for k, t in adapter.tensors.items()}, folder / TENSORS, {"format": "pt"})
-    about = {**adapter.as_json, SHA256: _sha256(folder / TENSORS)}
-    (folder / ABOUT).write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    save_file({k: t.contiguous() for k, t in adapter.tensors.items()}, folder / TENSORS_FILE, {"format": "pt"})
+    content = {**adapter.as_json, SHA256: sha256_file(folder / TENSORS_FILE)}
+    (folder / ADAPTER_FILE).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def read_adapter(folder: Path) -> Adapter:
+    """Read an adapter and check it: its keys, its digest, and that its numbers are finite."""
     if not is_adapter(folder):
-        within = f", such as {folder / 'adapter'}" if is_adapter(folder / "adapter") else ""
-        what = f"is no adapter: it has no {ABOUT}" if folder.is_dir() else "is not there"
-        raise UserError(f"{folder} {what}; give a folder `floatscope adapt` has written{within}")
-    about = read_json(folder / ABOUT)
+        hint = f", such as {folder / 'adapter'}" if is_adapter(folder / "adapter") else ""
+        problem = f"is not an adapter: it has no {ADAPTER_FILE}" if folder.is_dir() else "does not exist"
+        raise UserError(f"{folder} {problem}; give a folder that `floatscope adapt` wrote{hint}")
+    content = read_json(folder / ADAPTER_FILE, DOWNLOAD_AGAIN)
     wrong = [
         name
-        for name, kind in {**KEPT, SHA256: str}.items()
-        if name not in about or not isinstance(about[name], kind) or isinstance(about[name], bool)
+        for name, kind in {**ADAPTER_FIELDS, SHA256: str}.items()
+        if name not in content or not isinstance(content[name], kind) or isinstance(content[name], bool)
     ]
     if wrong:
-        raise UserError(f"{folder / ABOUT} is damaged (no proper {join_names(wrong)}); fetch it again")
+        raise UserError(f"{folder / ADAPTER_FILE} is damaged (no valid {join_names(wrong)}); {DOWNLOAD_AGAIN}")
+    path = folder / TENSORS_FILE
     try:
-        with safe_open(folder / TENSORS, "pt") as file:
+        with safe_open(path, "pt") as file:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{folder / TENSORS} is missing or damaged ({reason(error)}); fetch it again") from error
-    if _sha256(folder / TENSORS) != about[SHA256]:
-        raise UserError(f"{folder / TENSORS} is not the one {ABOUT} speaks of; get both from where they were made")
-    if wild := [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]:
-        raise UserError(f"{folder / TENSORS} is damaged ({join_names(wild, 1)} is not finite); fetch it again")
-    weights = fingerprint(folder / ABOUT, folder / TENSORS)
-    return Adapter(**{name: about[name] for name in KEPT}, tensors=tensors, name=_name(folder), weights=weights)
+        raise UserError(f"{path} is missing or damaged ({summarize_error(error)}); {DOWNLOAD_AGAIN}") from error
+    if sha256_file(path) != content[SHA256]:
+        raise UserError(f"{path} does not have the digest in {ADAPTER_FILE}; copy both files again from their source")
+    if infinite := [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]:
+        raise UserError(f"{path} is damaged ({join_names(infinite, 1)} is not finite); {DOWNLOAD_AGAIN}")
+    weights = fingerprint(folder / ADAPTER_FILE, path)
+    return Adapter(
+        **{name: content[name] for name in ADAPTER_FIELDS}, tensors=tensors, name=_display_name(folder), weights=weights
+    )
 
 
-def _name(folder: Path) -> str:
-    """`sibling/adapter`, for most adapters lie in a folder of that name; else the folder's own."""
-    *_, above, own = folder.resolve().parts
-    return f"{above}/{own}" if own == "adapter" else own
+def _display_name(folder: Path) -> str:
+    """Return the folder's name; with its parent's if it is called "adapter", as most are: `sibling/adapter`."""
+    *_, parent, name = folder.resolve().parts
+    return f"{parent}/{name}" if name == "adapter" else name
 
 
-def base_digest(path: Path) -> str:
-    """sha256 of a checkpoint's weights: of one file as sha256sum prints it, of several over the lines it prints."""
-    files = [path] if path.is_file() else list(read_folder(path).files)
-    digests = [_sha256(file) for file in files]
+def sha256_weights(path: Path) -> str:
+    """Return the sha256 of a checkpoint's weights; of several files, that of the lines sha256sum prints for them."""
+    files = [path] if path.is_file() else list(read_checkpoint(path).files)
+    digests = [sha256_file(file) for file in files]
     if len(digests) == 1:
         return digests[0]
     lines = (f"{digest}  {file.name}\n" for digest, file in zip(digests, files, strict=True))
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def _sha256(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
-
-
 def check_base(adapter: Adapter, base: Path) -> None:
-    found = base_digest(base)
-    if found != adapter.base_sha256:
+    """Raise a `UserError` if the weights at `base` are not those the adapter was trained on."""
+    digest = sha256_weights(base)
+    if digest != adapter.base_sha256:
         raise UserError(
             f"the adapter belongs to {printable(adapter.base_name)} with sha256 {printable(adapter.base_sha256)[:12]}…,"
-            f" and {base} has {found[:12]}…; give the base it was made from"
+            f" and {base} has {digest[:12]}…; give the base it was trained on"
         )
 
 
 def adapt_model(model: Model, adapter: Adapter) -> Model:
-    """The base with the adapter worked into its weights."""
-    spec = adapted(model.spec, adapter)
-    merge(model.module, adapter)
+    """Merge the adapter into the weights of the base, in place, and return the model with its new spec."""
+    spec = adapt_spec(model.spec, adapter)
+    merge_adapter(model.module, adapter)
     return replace(model, spec=spec)
 
 
-def adapted(spec: ModelSpec, adapter: Adapter) -> ModelSpec:
-    """What is known of the base, as that of a masked diffusion model whose rows decide the next position.
-
-    Without a mask it stays autoregressive."""
+def adapt_spec(spec: ModelSpec, adapter: Adapter) -> ModelSpec:
+    """Return the spec of the adapted model: a shifted masked diffusion model, or autoregressive without a mask."""
     if spec.paradigm != "arm":
-        raise UserError(f"{spec.name} is no autoregressive model, and adapters are made from those")
+        raise UserError(f"{spec.name} is not an autoregressive model; an adapter needs an autoregressive base")
     both = None if spec.weights is None else hashlib.sha256(f"{spec.weights} {adapter.weights}".encode()).hexdigest()
     spec = replace(spec, name=f"{spec.name}+{adapter.name}", architecture="adapted", weights=both)
     return spec if adapter.mask_id is None else replace(spec, paradigm="mdm", mask_id=adapter.mask_id, shift=True)
 
 
-def merge(module: Any, adapter: Adapter) -> None:
-    """In place; a sum is made in float32 and rounded once. A module on the meta device gets its shapes checked."""
+def merge_adapter(module: Any, adapter: Adapter) -> None:
+    """Add the adapter to the weights of a module, in place; sums are computed in float32 and rounded once.
+
+    With a module on the meta device, only names and shapes are checked.
+    """
     rows = module.get_input_embeddings().num_embeddings
     if adapter.mask_id is not None and not 0 <= adapter.mask_id <= rows:
-        raise UserError(
-            f"its adapter's mask id {adapter.mask_id} is none of the token ids 0 … {rows - 1}, nor the next"
-        )
+        raise UserError(f"its adapter's mask id {adapter.mask_id} is not a valid token id; expected 0 … {rows}")
     if adapter.mask_id == rows:
-        with_new_row(module)
+        add_token_row(module)
     weights = dict(module.named_parameters())
-    _check_whole(module, weights, adapter)
+    _check_names(module, weights, adapter)
     embedding = next(name for name, p in weights.items() if p is module.get_input_embeddings().weight)
-    for name in sorted(_named(adapter)):
+    for name in sorted(_changed_weights(adapter)):
         _check_shapes(name, weights[name], adapter)
-        _put(weights[name], _changed(weights[name], name, adapter))
-    if MASK in adapter.tensors:
+        _assign(weights[name], _merged_weight(weights[name], name, adapter))
+    if MASK_EMBEDDING in adapter.tensors:
         row = weights[embedding][adapter.mask_id]
-        if adapter.tensors[MASK].shape != row.shape:
-            raise UserError(f"its adapter's {MASK} does not fit an embedding of {len(row)}")
-        _put(row, adapter.tensors[MASK])
+        if adapter.tensors[MASK_EMBEDDING].shape != row.shape:
+            raise UserError(f"its adapter's {MASK_EMBEDDING} does not fit an embedding of {len(row)}")
+        _assign(row, adapter.tensors[MASK_EMBEDDING])
 
 
-def projections(module: Any) -> Iterator[tuple[str, Any]]:
-    """Every linear map of the network but the one to the vocabulary: what an adapter with a rank changes."""
+def linear_layers(module: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the linear layers that an adapter with a rank changes: all except the one to the vocabulary."""
     from transformers.pytorch_utils import Conv1D
 
     head = module.get_output_embeddings()
-    for name, part in module.named_modules():
-        if isinstance(part, nn.Linear | Conv1D) and part is not head:
-            yield name, part
-
-
-def _check_whole(module: Any, weights: Mapping[str, Tensor], adapter: Adapter) -> None:
-    """Nothing is missing, and nothing is there that the base does not have."""
-    if strange := _named(adapter) - weights.keys():
-        raise UserError(f"its adapter changes weights the base does not have: {join_names(strange)}")
-    if adapter.rank is None:
-        wanted = set(weights)
-    else:
-        wanted = {f"{name}.weight{part}" for name, _ in projections(module) for part in (UP, DOWN)}
-        wanted |= set() if adapter.mask_id is None else {MASK}
-    if lost := wanted - adapter.tensors.keys():
-        raise UserError(f"its adapter lacks {join_names(lost)}; fetch it again")
-    if more := adapter.tensors.keys() - wanted:
-        raise UserError(f"its adapter has more than it should: {join_names(more)}; fetch it again")
-
-
-def _named(adapter: Adapter) -> set[str]:
-    """The weights of the base that it changes."""
-    return {name.removesuffix(UP).removesuffix(DOWN) for name in adapter.tensors} - {MASK}
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.Linear | Conv1D) and layer is not head:
+            yield name, layer
 
 
 @torch.no_grad()
-def with_new_row(module: Any) -> None:
-    """One more token id: the mean of the others, which is seldom the most likely."""
+def add_token_row(module: Any) -> None:
+    """Add one token id to the embeddings; its row is the mean of the others, which is rarely the most likely token."""
     module.resize_token_embeddings(module.get_input_embeddings().num_embeddings + 1, mean_resizing=False)
-    for part in (module.get_input_embeddings(), module.get_output_embeddings()):
-        if part is not None:
-            part.weight[-1] = part.weight[:-1].mean(0)
+    for layer in (module.get_input_embeddings(), module.get_output_embeddings()):
+        if layer is not None:
+            layer.weight[-1] = layer.weight[:-1].mean(0)
 
 
-def _changed(weight: Tensor, name: str, adapter: Adapter) -> Tensor:
+def _check_names(module: Any, weights: Mapping[str, Tensor], adapter: Adapter) -> None:
+    """Check that the adapter has all tensors it needs, and none that the base does not have."""
+    if unknown := _changed_weights(adapter) - weights.keys():
+        raise UserError(f"its adapter changes weights the base does not have: {join_names(unknown)}")
+    if adapter.rank is None:
+        expected = set(weights)
+    else:
+        expected = {f"{name}.weight{suffix}" for name, _ in linear_layers(module) for suffix in (LORA_B, LORA_A)}
+        expected |= set() if adapter.mask_id is None else {MASK_EMBEDDING}
+    if missing := expected - adapter.tensors.keys():
+        raise UserError(f"its adapter has no {join_names(missing)}; {DOWNLOAD_AGAIN}")
+    if unexpected := adapter.tensors.keys() - expected:
+        raise UserError(f"its adapter has unexpected tensors: {join_names(unexpected)}; {DOWNLOAD_AGAIN}")
+
+
+def _changed_weights(adapter: Adapter) -> set[str]:
+    """The names of the base's weights that the adapter changes."""
+    return {name.removesuffix(LORA_B).removesuffix(LORA_A) for name in adapter.tensors} - {MASK_EMBEDDING}
+
+
+def _merged_weight(weight: Tensor, name: str, adapter: Adapter) -> Tensor:
     if name in adapter.tensors:
         return adapter.tensors[name]
-    up, down = (adapter.tensors[name + part].to(weight.device, torch.float32) for part in (UP, DOWN))
-    return weight.float() + up @ down
+    lora_b, lora_a = (adapter.tensors[name + part].to(weight.device, torch.float32) for part in (LORA_B, LORA_A))
+    return weight.float() + lora_b @ lora_a
 
 
 def _check_shapes(name: str, weight: Tensor, adapter: Adapter) -> None:
-    whole, up, down = (adapter.tensors.get(name + part) for part in ("", UP, DOWN))
-    if whole is not None:
-        fits = whole.shape == weight.shape
+    replacement, lora_b, lora_a = (adapter.tensors.get(name + suffix) for suffix in ("", LORA_B, LORA_A))
+    if replacement is not None:
+        fits = replacement.shape == weight.shape
     else:
         (rows, columns), rank = weight.shape, adapter.rank
-        fits = (tuple(up.shape), tuple(down.shape)) == ((rows, rank), (rank, columns))  # type: ignore[union-attr]
+        fits = (tuple(lora_b.shape), tuple(lora_a.shape)) == ((rows, rank), (rank, columns))  # type: ignore[union-attr]
     if not fits:
-        ranked = "" if adapter.rank is None else f" with rank {adapter.rank}"
-        raise UserError(f"its adapter does not fit {name}, which is {tuple(weight.shape)}{ranked}")
+        rank_text = "" if adapter.rank is None else f" with rank {adapter.rank}"
+        raise UserError(f"its adapter does not fit {name}, which is {tuple(weight.shape)}{rank_text}")
 
 
 @torch.no_grad()
-def _put(weight: Tensor | nn.Parameter, value: Tensor) -> None:
+def _assign(weight: Tensor | nn.Parameter, value: Tensor) -> None:
     weight.copy_(value)

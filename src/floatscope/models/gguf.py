@@ -1,10 +1,10 @@
-"""A .gguf file → a module and its tokenizer, through transformers, which unpacks the weights.
+""".gguf files, opened by transformers, which unpacks the weights.
 
     header = read_header(Path("SmolLM2-135M-Instruct.Q4_1.gguf"))
-    header.architecture, header.parameters                            # "llama", 134515008
-    module, text = read(path, torch.device("cpu"), torch.float32)     # needs the extra `gguf`
+    header.architecture, header.parameters                                   # "llama", 134515008
+    module, tokenizer = read_model(path, torch.device("cpu"), torch.float32)     # needs the extra `gguf`
 
-LLaDA and Dream files of this kind exist for llama.cpp; transformers does not know them, so they are refused by name.
+LLaDA and Dream files of this kind exist for llama.cpp; transformers cannot read them, so they are refused by name.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from typing import Any, BinaryIO
 import torch
 from torch import nn
 
-from floatscope.errors import LIBRARY_ERRORS, UserError, is_rust_error, join_names, printable, reason
-from floatscope.models.quiet import quiet
-from floatscope.models.text import ModelTokenizer, check_text
+from floatscope.errors import LIBRARY_ERRORS, UserError, is_rust_error, join_names, printable, summarize_error
+from floatscope.models.checkpoint import DOWNLOAD_AGAIN
+from floatscope.models.silence import silence_libraries
+from floatscope.models.tokenizer import ModelTokenizer
+from floatscope.models.tokenizer_files import check_tokenizer
 
 REFUSED = {"llada": "LLaDA", "llada-moe": "LLaDA-MoE", "llada2": "LLaDA2", "dream": "Dream", "rnd1": "RND1"}
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -35,81 +37,87 @@ COUNTS = ("block_count", "context_length", "embedding_length", "attention.head_c
 
 @dataclass(frozen=True)
 class Header:
-    """What the file says of itself; of its lists only the length is kept."""
+    """The metadata of a file, with arrays reduced to their lengths, and the number and sizes of its tensors."""
 
-    values: dict[str, Any]
+    metadata: dict[str, Any]
     tensors: int
     parameters: int
 
     @property
     def architecture(self) -> str:
-        return str(self.values.get("general.architecture"))
+        """llama.cpp's name of the architecture."""
+        return str(self.metadata.get("general.architecture"))
 
     def get(self, name: str) -> Any:
-        """A value of the architecture: `get("block_count")`."""
-        return self.values.get(f"{self.architecture}.{name}")
+        """Return a setting of the architecture: `get("block_count")`."""
+        return self.metadata.get(f"{self.architecture}.{name}")
 
 
 def read_header(path: Path) -> Header:
-    """The header alone, whatever the size of the file; a family that cannot be opened is refused here."""
+    """Read the header alone, and refuse an architecture that transformers cannot read."""
     if not path.is_file():
-        raise UserError(f"there is no file {path}")
+        raise UserError(f"{path} does not exist; give the path of a .gguf file")
     try:
         with path.open("rb") as file:
-            header = _parse(file)
+            header = _parse_header(file)
     except (struct.error, UnicodeDecodeError, MemoryError, OverflowError, RecursionError, ValueError) as error:
-        raise UserError(f"{path} is no GGUF file, or damaged ({reason(error)}); fetch it again") from error
+        raise UserError(
+            f"{path} is not a GGUF file, or it is damaged ({summarize_error(error)}); {DOWNLOAD_AGAIN}"
+        ) from error
     if header.architecture in REFUSED:
         raise UserError(
             f"{path} is a {REFUSED[header.architecture]} GGUF ({header.architecture}), which transformers cannot read;"
-            " take the safetensors checkpoint"
+            " use the safetensors checkpoint"
         )
     for name in COUNTS:
         count = header.get(name)
         if count is not None and not (type(count) is int and count > 0):
-            raise UserError(f"{path} is damaged ({name} {printable(repr(count))} is no number above 0); fetch it again")
+            raise UserError(
+                f"{path} is damaged ({name} {printable(repr(count))} is not a number above 0); {DOWNLOAD_AGAIN}"
+            )
     if (header.get("block_count") or 0) > header.tensors:
-        raise UserError(f"{path} asks for {header.get('block_count')} layers, and there are {header.tensors} tensors")
+        raise UserError(f"{path} has {header.get('block_count')} layers, but there are {header.tensors} tensors")
     return header
 
 
-def read(path: Path, place: str | torch.device, dtype: torch.dtype) -> tuple[nn.Module, ModelTokenizer]:
-    """Module and tokenizer; every weight unpacked to `dtype`."""
+def read_model(path: Path, device: str | torch.device, dtype: torch.dtype) -> tuple[nn.Module, ModelTokenizer]:
+    """Return the module and the tokenizer; every weight is unpacked to `dtype`."""
     from transformers import AutoModelForCausalLM, GgufConfig
 
-    with _alone(path) as where:
+    with _isolate(path) as location:
         module, info = AutoModelForCausalLM.from_pretrained(
             dtype=dtype,
-            device_map=place if isinstance(place, str) else {"": place},
+            device_map=device if isinstance(device, str) else {"": device},
             quantization_config=GgufConfig(dequantize=True),
             output_loading_info=True,
-            **where,
+            **location,
         )
-    bad = {*info["missing_keys"], *info["unexpected_keys"]}
-    if bad:
-        raise UserError(f"{path}: tensors missing or unexpected: {join_names(bad)}")
-    return module, read_text(path)
+    wrong_keys = {*info["missing_keys"], *info["unexpected_keys"]}
+    if wrong_keys:
+        raise UserError(f"{path}: tensors missing or unexpected: {join_names(wrong_keys)}")
+    return module, read_tokenizer(path)
 
 
 def read_config(path: Path) -> Any:
-    """The config of the transformers class that opens it."""
+    """Return the config of the transformers class that opens the file."""
     from transformers import AutoConfig
 
-    with _alone(path) as where:
-        return AutoConfig.from_pretrained(**where)
+    with _isolate(path) as location:
+        return AutoConfig.from_pretrained(**location)
 
 
-def read_text(path: Path) -> ModelTokenizer:
+def read_tokenizer(path: Path) -> ModelTokenizer:
+    """Return the tokenizer in the file, checked."""
     from transformers import AutoTokenizer
 
-    with _alone(path) as where:
-        text = ModelTokenizer(AutoTokenizer.from_pretrained(**where), path.name)
-    check_text(text, path)
-    return text
+    with _isolate(path) as location:
+        tokenizer = ModelTokenizer(AutoTokenizer.from_pretrained(**location), path.name)
+    check_tokenizer(tokenizer, path)
+    return tokenizer
 
 
-def class_of(config: Any) -> str:
-    """The causal language model a config describes."""
+def causal_class(config: Any) -> str:
+    """Return the name of the causal language model that a config describes."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
 
     if config.model_type not in NAMES:
@@ -118,74 +126,78 @@ def class_of(config: Any) -> str:
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[dict[str, Any]]:
-    """How transformers finds the file, with nothing beside it: the files of another model are none of its."""
+def _isolate(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the arguments with which transformers opens the file in a folder of its own, away from other models' files.
+
+    An error of transformers inside the block becomes a `UserError`.
+    """
     from huggingface_hub.errors import StrictDataclassError
 
     if find_spec("gguf") is None:
         raise UserError(f"{path} needs the package gguf; install it with pip install 'floatscope[gguf]'")
-    with TemporaryDirectory() as folder, quiet(), redirect_stderr(StringIO()):  # its progress bar asks nobody
+    with TemporaryDirectory() as folder, silence_libraries(), redirect_stderr(StringIO()):  # its progress bar
         (Path(folder) / path.name).symlink_to(path.resolve())
-        where = {"pretrained_model_name_or_path": folder, "gguf_file": path.name}
+        location = {"pretrained_model_name_or_path": folder, "gguf_file": path.name}
         try:
-            yield {**where, "local_files_only": True, "trust_remote_code": False}
+            yield {**location, "local_files_only": True, "trust_remote_code": False}
         except torch.OutOfMemoryError:
             raise
         except BaseException as error:
             if is_rust_error(error) or isinstance(error, (StrictDataclassError, OSError, *LIBRARY_ERRORS)):
-                why = reason(error).replace(folder, str(path.parent))
+                why = summarize_error(error).replace(folder, str(path.parent))
                 raise UserError(f"{path} cannot be opened by transformers ({why})") from error
             raise
 
 
-def _parse(file: BinaryIO) -> Header:
+def _parse_header(file: BinaryIO) -> Header:
     if file.read(4) != b"GGUF":
         raise ValueError("it does not begin with GGUF")
-    version, tensors, values = _take(file, "I"), _take(file, "Q"), _take(file, "Q")
+    version, tensors, entries = _read_scalar(file, "I"), _read_scalar(file, "Q"), _read_scalar(file, "Q")
     if version not in (2, 3):
         raise ValueError(f"version {version}")
-    found = {}
-    for _ in range(values):
-        name = _string(file)
-        found[name] = _value(file, _take(file, "I"))
-    parameters, last = 0, 0
+    metadata = {}
+    for _ in range(entries):
+        name = _read_string(file)
+        metadata[name] = _read_value(file, _read_scalar(file, "I"))
+    parameters, last_offset = 0, 0
     for _ in range(tensors):
-        _string(file)
-        parameters += prod(_take(file, "Q") for _ in range(_take(file, "I")))
-        _take(file, "I")  # its type
-        last = max(last, _take(file, "Q"))
-    end = file.tell() + last
-    if tensors and file.seek(0, 2) <= end:
+        _read_string(file)
+        parameters += prod(_read_scalar(file, "Q") for _ in range(_read_scalar(file, "I")))
+        _read_scalar(file, "I")  # its type
+        last_offset = max(last_offset, _read_scalar(file, "Q"))
+    last_tensor = file.tell() + last_offset
+    if tensors and file.seek(0, 2) <= last_tensor:
         raise ValueError("it ends before its last tensor")
-    return Header(found, tensors, parameters)
+    return Header(metadata, tensors, parameters)
 
 
-def _value(file: BinaryIO, kind: int) -> Any:
+def _read_value(file: BinaryIO, kind: int) -> Any:
+    """Read a value; of an array, return only the length."""
     if kind == STRING:
-        return _string(file)
+        return _read_string(file)
     if kind == ARRAY:
-        inner, count = _take(file, "I"), _take(file, "Q")
-        if inner in SCALARS:
-            _read(file, count * struct.calcsize("<" + SCALARS[inner]))
+        item_kind, count = _read_scalar(file, "I"), _read_scalar(file, "Q")
+        if item_kind in SCALARS:
+            _read_bytes(file, count * struct.calcsize("<" + SCALARS[item_kind]))
         else:
             for _ in range(count):
-                _value(file, inner)
+                _read_value(file, item_kind)
         return count
     if kind not in SCALARS:
         raise ValueError(f"value of kind {kind}")
-    return _take(file, SCALARS[kind])
+    return _read_scalar(file, SCALARS[kind])
 
 
-def _string(file: BinaryIO) -> str:
-    return _read(file, _take(file, "Q")).decode()
+def _read_string(file: BinaryIO) -> str:
+    return _read_bytes(file, _read_scalar(file, "Q")).decode()
 
 
-def _take(file: BinaryIO, form: str) -> Any:
-    return struct.unpack("<" + form, _read(file, struct.calcsize("<" + form)))[0]
+def _read_scalar(file: BinaryIO, format_: str) -> Any:
+    return struct.unpack("<" + format_, _read_bytes(file, struct.calcsize("<" + format_)))[0]
 
 
-def _read(file: BinaryIO, count: int) -> bytes:
-    read = file.read(count) if count <= 1 << 30 else b""
-    if len(read) != count:
+def _read_bytes(file: BinaryIO, count: int) -> bytes:
+    data = file.read(count) if count <= 1 << 30 else b""
+    if len(data) != count:
         raise ValueError("it ends in its header")
-    return read
+    return data

@@ -1,9 +1,9 @@
-"""A hub id → a folder in the local cache.
+"""Hugging Face hub ids → folders in the local cache.
 
-    folder, commit = fetch("GSAI-ML/LLaDA-8B-Instruct")
+    folder, commit = fetch_checkpoint("GSAI-ML/LLaDA-8B-Instruct")
 
-config.json comes first, so that a family that cannot be opened is refused before gigabytes are fetched; then only what
-is read: safetensors, JSON, text and templates, never pickles, and code only for a user who trusts it.
+config.json is fetched first, so that an unsupported architecture is refused before gigabytes are downloaded; then only
+the files that are read: safetensors, JSON, text and templates, never pickles, and code only if the user trusts it.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from floatscope.errors import UserError, reason
-from floatscope.models.files import read_config
-from floatscope.models.quiet import quiet
+from floatscope.errors import UserError, summarize_error
+from floatscope.models.checkpoint import read_config
+from floatscope.models.silence import silence_libraries
 
 HUB_ID = r"[\w.-]+/[\w.-]+"
-READ = (
+TEXT_FILES = (
     "config.json",
     "generation_config.json",
     "model.safetensors.index.json",
@@ -28,39 +28,46 @@ READ = (
     "*.jinja",
     "*.model",
 )
-WEIGHTS, CODE = ("model*.safetensors",), ("*.py",)
+WEIGHT_FILES, CODE_FILES = ("model*.safetensors",), ("*.py",)
 
 
 def is_hub_id(name: str) -> bool:
+    """Whether a name has the form org/name."""
     return re.fullmatch(HUB_ID, name) is not None and ".." not in name
 
 
 def fetch_config(name: str, revision: str | None = None) -> Path:
-    """The folder of config.json alone."""
+    """Fetch config.json alone and return its folder."""
     from huggingface_hub import hf_hub_download
 
-    return Path(_ask(name, revision, hf_hub_download, filename="config.json")).parent
+    return Path(_download(name, revision, hf_hub_download, filename="config.json")).parent
 
 
-def fetch(name: str, revision: str | None = None, *, weights: bool = True, code: bool = False) -> tuple[Path, str]:
-    """Folder and commit; what is there already is not fetched again."""
+def fetch_checkpoint(
+    name: str, revision: str | None = None, *, weights: bool = True, code: bool = False
+) -> tuple[Path, str]:
+    """Fetch a checkpoint, with its weights and its code or without; return its folder and commit.
+
+    Files in the local cache are not fetched again.
+    """
     from huggingface_hub import snapshot_download
 
-    patterns = [*READ, *(WEIGHTS if weights else ()), *(CODE if code else ())]
-    folder = Path(_ask(name, revision, snapshot_download, allow_patterns=patterns))
+    patterns = [*TEXT_FILES, *(WEIGHT_FILES if weights else ()), *(CODE_FILES if code else ())]
+    folder = Path(_download(name, revision, snapshot_download, allow_patterns=patterns))
     read_config(folder)
     return folder, folder.name  # the cache names a snapshot by its commit
 
 
-def _ask(name: str, revision: str | None, how: object, **what: object) -> str:
+def _download(name: str, revision: str | None, function: object, **options: object) -> str:
+    """Call a download function of huggingface_hub; turn its errors into sentences."""
     from huggingface_hub import errors
 
-    at = f"{name} at {revision}" if revision else name
+    shown = f"{name} at {revision}" if revision else name
     try:
-        with quiet():
-            return str(how(name, revision=revision, **what))  # type: ignore[operator]
+        with silence_libraries():
+            return str(function(name, revision=revision, **options))  # type: ignore[operator]
     except errors.GatedRepoError as error:
-        raise UserError(f"{at} is gated; accept its terms on the hub and log in (hf auth login)") from error
+        raise UserError(f"{shown} is gated; accept its terms on the hub and log in (hf auth login)") from error
     except errors.RevisionNotFoundError as error:
         raise UserError(f"{name} has no revision {revision!r} on the hub") from error
     except errors.RepositoryNotFoundError as error:
@@ -69,12 +76,12 @@ def _ask(name: str, revision: str | None, how: object, **what: object) -> str:
         ) from error
     except errors.LocalEntryNotFoundError as error:
         raise UserError(
-            f"{at} is not in the local cache, and the hub cannot be reached (offline?); fetch it where there is a"
+            f"{shown} is not in the local cache, and the hub cannot be reached (offline?); fetch it where there is a"
             " network (hf download), or give a folder"
         ) from error
     except errors.EntryNotFoundError as error:
-        raise UserError(f"{at} has no config.json on the hub: no transformers checkpoint") from error
+        raise UserError(f"{shown} has no config.json on the hub, so it is not a transformers checkpoint") from error
     except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
         raise UserError(
-            f"{at} could not be fetched from the hub ({reason(error)}); try again, or give a folder"
+            f"{shown} could not be fetched from the hub ({summarize_error(error)}); try again, or give a folder"
         ) from error

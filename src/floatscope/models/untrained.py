@@ -1,16 +1,16 @@
-"""The untrained control: the same architecture with fresh weights by its own initialiser.
+"""The untrained control: the same architecture with fresh weights from its own initialiser.
 
-    control = untrained(model, seed=0)      # wherever a model is
+    control = untrained(model, seed=0)      # use it wherever a model is used
 
-Much of what looks like an anchor is there before any training (a causal mask alone puts the top key at position 0), so
-every number of a trained model stands beside the same number of its control.
+Many things that look like anchors exist before any training: a causal mask alone makes position 0 the top key. So every
+number of a trained model is shown beside that of its control.
 """
 
 from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import overload
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -18,42 +18,56 @@ from torch import nn
 from floatscope.errors import UserError
 from floatscope.models.model import Model
 
+ModelOrModule = TypeVar("ModelOrModule", Model, nn.Module)
 
-@overload
-def untrained(model: Model, seed: int = 0) -> Model: ...
-@overload
-def untrained(model: nn.Module, seed: int = 0) -> nn.Module: ...
-def untrained(model: Model | nn.Module, seed: int = 0) -> Model | nn.Module:
-    """A fresh model like `model`, on its device and in its dtype; the global random state is left as it was."""
+
+def untrained(model: ModelOrModule, seed: int = 0) -> ModelOrModule:
+    """Return a copy of a model with fresh weights, on its device and in its dtype.
+
+    Args:
+        model: a `Model`, a transformers module, or any module whose layers have `reset_parameters`.
+        seed: the seed of the weights; the global random state stays as it is.
+
+    Returns:
+        A `Model` with the same tokenizer and spec, named "… (untrained, seed 0)"; or a module, if one was given.
+
+    Example:
+        >>> control = untrained(load("twin:mdm"), seed=1)
+        >>> control.spec.name
+        'twin:mdm (untrained, seed 1)'
+    """
     if isinstance(model, Model):
-        spec = replace(
-            model.spec, name=f"{model.spec.name} (untrained, seed {seed})", weights=f"untrained, seed {seed}"
-        )
-        return replace(model, module=untrained(model.module, seed), spec=spec)
+        name = f"{model.spec.name} (untrained, seed {seed})"
+        spec = replace(model.spec, name=name, weights=f"untrained, seed {seed}")
+        return replace(model, module=_untrained_module(model.module, seed), spec=spec)
+    return _untrained_module(model, seed)
+
+
+def _untrained_module(module: nn.Module, seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # of the CPU alone: no device's random state is touched
-        fresh = _fresh(model)
-    theirs = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    for name, ours in [*fresh.named_parameters(), *fresh.named_buffers()]:
-        ours.data = ours.data.to(theirs[name])  # one by one: RoPE's frequencies stay fp32 in a bf16 model
-    return fresh.train(model.training)
+        torch.default_generator.manual_seed(seed)  # the CPU's alone: the random state of other devices stays
+        fresh = _reinitialise(module)
+    originals = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    for name, tensor in [*fresh.named_parameters(), *fresh.named_buffers()]:
+        tensor.data = tensor.data.to(originals[name])  # one by one: RoPE's frequencies stay fp32 in a bf16 model
+    return fresh.train(module.training)
 
 
-def _fresh(module: nn.Module) -> nn.Module:
+def _reinitialise(module: nn.Module) -> nn.Module:
     config = getattr(module, "config", None)
-    if config is not None and hasattr(module, "post_init"):  # transformers: constructing is initialising
+    if config is not None and hasattr(module, "post_init"):  # transformers initialises in the constructor
         built: nn.Module = type(module)(copy.deepcopy(config))
         return built
     fresh = copy.deepcopy(module).cpu()  # so that a seed gives the same weights on every device
     for name, part in fresh.named_modules():
-        own = [p for p, _ in part.named_parameters(recurse=False)]
-        if not own:
+        parameters = [p for p, _ in part.named_parameters(recurse=False)]
+        if not parameters:
             continue
         reset = getattr(part, "reset_parameters", getattr(part, "_reset_parameters", None))
         if not callable(reset):
             raise UserError(
-                f"cannot make an untrained control: '{name or type(module).__name__}' ({type(part).__name__}) has"
-                f" parameters ({', '.join(own)}) and no reset_parameters(); add one that initialises them"
+                f"cannot build an untrained control: '{name or type(module).__name__}' ({type(part).__name__}) has"
+                f" parameters ({', '.join(parameters)}) but no reset_parameters(); add one that initialises them"
             )
         reset()
     return fresh

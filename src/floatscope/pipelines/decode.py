@@ -1,8 +1,10 @@
-"""`decode`: fill canvases or continue prompts, watched or not. Glue between the rooms, no rule of its own.
+"""`decode`: fill the masks of a canvas (MDM) or continue a prompt (ARM), watched or not.
 
-out = decode(model, "What floats?", new_tokens=32, watch=Watch())
-for step in out: ...                        # as they happen
-out.text, out.steps, out.trace              # whatever has not happened yet is done first
+    out = decode(model, "What floats?", new_tokens=32, watch=Watch())
+    for step in out: ...                        # the steps as they happen
+    out.text, out.steps, out.trace              # the result; the remaining steps run first
+
+This module connects models, sampling, capture and interventions; it has no rules of its own.
 """
 
 from __future__ import annotations
@@ -10,32 +12,39 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from floatscope.canvas import CanvasState, Reductions, Regions, Step, build_canvas
-from floatscope.capture.influence import embedding_of, influence
+from floatscope.capture.hooks import attach, detached
+from floatscope.capture.influence import compute_influence, input_embedding
 from floatscope.capture.watcher import Watch, Watcher
-from floatscope.capture.ways import attach, detached
 from floatscope.errors import UserError
-from floatscope.interventions.checks import check as check_edits
+from floatscope.interventions.checks import check_edits
 from floatscope.interventions.edits import Edit
-from floatscope.interventions.intervention import Intervention, rewrites
+from floatscope.interventions.intervention import Intervention, invalidates_cache
 from floatscope.interventions.recipes import parse_edits
 from floatscope.models.model import Model
-from floatscope.pipelines import prompts as asked
-from floatscope.pipelines.watch import recorder_for
-from floatscope.sampling import Sampling, autoregress, denoise
-from floatscope.sampling.settings import resolve_sampling
+from floatscope.pipelines.prompting import (
+    RawPrompt,
+    check_prompts,
+    check_target_ids,
+    encode_prompts,
+    list_prompts,
+    parse_target_ids,
+    uses_chat_template,
+)
+from floatscope.pipelines.watch import build_recorder
+from floatscope.sampling import Sampling, autoregress, denoise, resolve_sampling
 from floatscope.traces import Trace
 from floatscope.traces.recorder import Recorder
 
 
 def decode(
     model: Model,
-    prompts: asked.Prompt | Sequence[asked.Prompt],
+    prompts: RawPrompt | Sequence[RawPrompt],
     *,
     watch: Watch | None = None,
     preset: str | None = None,
@@ -49,18 +58,341 @@ def decode(
     meta: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Decoding:
-    """Decode one prompt or a batch; `settings` are those of `Sampling` (sampler, new_tokens, steps, block, …).
+    """Decode one prompt or a batch of prompts.
 
-    A prompt is a text, a list of token ids, or a list of messages. Texts go through the chat template if the model has
-    one (`chat=False`: never). `infill` fills the masks inside the prompts and appends none unless `new_tokens` says so.
-    `behind` are tokens that stand behind the new ones; masks among them are never filled.
-    `edits` change the attention: recipes such as "mask_anchors(k=5)", or `Edit`s.
-    `forced` gives the new tokens of each prompt (teacher forcing): the model's own proposals decide when a position is
-    committed, these tokens are written, and no end stops it. Their `confidence` is their probability in the
-    distribution that `judged` names: by default the softmax of the model's logits, at temperature 1 and unfiltered.
-    `samples` name the prompts in traces and key their randomness. Everything is checked here; decoding begins when the
-    first step is asked for.
+    All arguments are checked here; decoding starts when the first step is read. A batch gives the same result as its
+    prompts alone.
+
+    Args:
+        model: from `fs.load`.
+        prompts: a text, a list of token ids, a list of chat messages, or a list of these.
+        watch: what to capture of the attention, e.g. `fs.Watch()`; None captures nothing.
+        preset: the official defaults of a model's authors, "llada" or "dream"; `settings` override it.
+        chat: whether texts go through the chat template; None: if the model has one.
+        infill: fill the masks inside the prompts; appends new tokens only if `new_tokens` is given. MDM only.
+        suffix: token ids after the new tokens; masks among them are never filled. MDM only.
+        target_ids: the new tokens of each prompt, for teacher forcing. The model's own proposals decide when a position
+            is committed; the target is written there, and end tokens do not stop the sample. A target's `confidence` is
+            its probability in the distribution of `confidence_from`: by default the softmax of the model's logits, at
+            temperature 1 and unfiltered.
+        samples: names of the prompts in traces; they also key the randomness. The default is "0", "1", …
+        regions: named spans over prompt, new tokens and suffix, counted in the left-padded batch.
+        edits: changes of the attention: recipes such as "mask_anchors(k=5)", or `fs.Edit`s.
+        meta: extra entries for the metadata of the traces.
+        **settings: fields of `Sampling`: sampler, new_tokens, steps, block, temperature, top_p, top_k, seed, …
+
+    Returns:
+        A lazy `Decoding`: iterate over its steps, or read `text`, `texts`, `tokens`, `trace`, `traces`.
+
+    Example:
+        >>> model = fs.load("twin:mdm")
+        >>> out = fs.decode(model, ["What floats?", "Who sings?"], new_tokens=8, watch=fs.Watch())
+        >>> out.texts                               # 2 texts
+        >>> out.tokens.shape                        # (2, prompt + 8), left-padded
+        >>> out.traces[0].received().shape          # (step, layer, key)
     """
+    _check_types(model, watch, regions, chat, infill, meta)
+    spec = model.spec
+    if spec.paradigm == "mdm" and spec.mask_id is None:
+        raise UserError(f"{spec.name} has no mask token: give its id, fs.load(…, mask_id=…)")
+    if watch is not None and watch.influence:
+        input_embedding(model.module)  # raises if the model has none
+    # 1. Settings. Infilling appends nothing and uses no chat template by default; targets set the number of new tokens.
+    if infill:
+        settings["new_tokens"] = 0 if settings.get("new_tokens") is None else settings["new_tokens"]
+        chat = bool(chat)
+    if target_ids is not None:
+        if infill or settings.get("stop"):
+            other = "infill fills masks inside the prompt" if infill else "stop ends a text at its first end token"
+            raise UserError(f"target_ids gives all new tokens, but {other}; leave one of them out")
+        target_ids = parse_target_ids(model, target_ids)
+        length = settings.get("new_tokens")
+        settings |= {"new_tokens": len(target_ids[0]) if length is None else length, "stop": False}
+    sampling = resolve_sampling(spec.paradigm, preset, **settings)
+    # 2. Prompts.
+    _check_suffix(model, suffix, sampling)
+    ids = encode_prompts(model, prompts, chat)
+    check_prompts(model, ids, sampling.new_tokens + len(suffix), infill)
+    if target_ids is not None:
+        check_target_ids(target_ids, len(ids), sampling.new_tokens)
+    names = _name_samples(samples, len(ids))
+    # 3. The canvas.
+    suffix = (*suffix, *(model.tokenizer.suffix if model.tokenizer is not None else ()))
+    canvas = build_canvas(
+        ids, sampling.new_tokens, spec.mask_id, suffix=suffix, regions=regions, pad_id=spec.pad_id or 0
+    )
+    # 4. Edits.
+    parsed_edits = parse_edits(edits)
+    check_edits(parsed_edits, model, canvas)
+    if parsed_edits and (sampling.guidance or (watch is not None and watch.influence)):
+        other = "guidance" if sampling.guidance else "influence"
+        raise UserError(f"edits and {other} cannot be combined; leave one out")
+    # 5. Metadata.
+    used_chat = uses_chat_template(model, chat) and not all(_is_token_ids(p) for p in list_prompts(prompts))
+    record = {**_build_meta(model, sampling, watch), "chat": used_chat}
+    record |= {} if target_ids is None else {"teacher_forcing": True}
+    record |= {"edits": [str(edit) for edit in parsed_edits]} if parsed_edits else {}
+    record |= {"rows": "all"} if invalidates_cache(parsed_edits) else {}
+    return Decoding(
+        model,
+        sampling,
+        canvas.to(model.device),
+        names,
+        watch,
+        {**record, **(meta or {})},
+        suffix_length=len(suffix) if spec.paradigm == "mdm" else 0,
+        infill=infill,
+        edits=parsed_edits,
+        target_ids=None if target_ids is None else torch.tensor(target_ids, device=model.device),
+    )
+
+
+class Decoding:
+    """A decoding, made by `decode`: iterate over its steps, or read its results.
+
+    Steps run when they are first needed, and are stored. Results such as `texts` and `traces` run the remaining steps.
+
+    Attributes:
+        model: the model.
+        sampling: the resolved settings, a `Sampling`.
+        samples: the names of the prompts.
+        meta: the metadata of the traces.
+        initial_canvas: the canvas before the first step.
+        suffix_length: the number of positions after the new tokens.
+        layer_reductions: the captured `Reductions` of the latest step, one per layer; empty without `watch` or `edits`.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        sampling: Sampling,
+        canvas: CanvasState,
+        samples: Sequence[str],
+        watch: Watch | None,
+        meta: Mapping[str, Any],
+        *,
+        suffix_length: int,
+        infill: bool,
+        edits: tuple[Edit, ...],
+        target_ids: Tensor | None,
+    ) -> None:
+        self.model, self.sampling, self.samples, self.meta = model, sampling, tuple(samples), dict(meta)
+        self.initial_canvas, self.suffix_length = canvas, suffix_length
+        self.layer_reductions: list[Reductions] = []
+        self._infill, self._is_watched = infill, watch is not None
+        intervention = Intervention(edits, model, self.samples) if edits else None
+        self._watcher = _build_watcher(watch, intervention)
+        self._recorder: Recorder | None = None
+        self._steps: list[Step] = []
+        self._is_finished = False
+        self._failure: str | None = None
+        self._run = _run_steps(
+            model, sampling, canvas, self.samples, suffix_length, self._watcher, intervention, target_ids
+        )
+
+    def __iter__(self) -> Iterator[Step]:
+        """Yield the steps from the first on; steps that have not run yet run now."""
+        number = 0
+        while number < len(self._steps) or self._run_step():
+            yield self._steps[number]
+            number += 1
+
+    def __repr__(self) -> str:
+        prompts = f"{len(self.samples)} prompt{'s' if len(self.samples) > 1 else ''}"
+        state = "finished" if self._is_finished else "failed" if self._failure is not None else "unfinished"
+        parts = (
+            self.model.spec.name,
+            prompts,
+            f"sampler={self.sampling.sampler}",
+            f"new_tokens={self.sampling.new_tokens}",
+            f"steps={len(self._steps)} ({state})",
+            *(["watched"] if self._is_watched else []),
+        )
+        return f"Decoding({', '.join(parts)})"
+
+    @property
+    def steps(self) -> list[Step]:
+        """All steps; those that have not run yet run now."""
+        while self._run_step():
+            pass
+        return self._steps
+
+    @property
+    def tokens(self) -> Tensor:
+        """The finished canvases [batch, position], left-padded."""
+        return self.steps[-1].after.tokens if self.steps else self.initial_canvas.tokens
+
+    @property
+    def answer_start(self) -> int:
+        """The position of the first new token, the same in every canvas of the batch."""
+        after_prompt = self.sampling.new_tokens + self.suffix_length if self.model.spec.paradigm == "mdm" else 0
+        return self.initial_canvas.tokens.shape[1] - after_prompt
+
+    @property
+    def generated_ids(self) -> list[list[int]]:
+        """The new token ids of each prompt, up to the first end token."""
+        start = self.answer_start
+        answers: list[list[int]] = self.tokens[:, start : start + self.sampling.new_tokens].tolist()
+        ends = set(self.model.spec.stop_ids)
+        return [answer[: next((i for i, t in enumerate(answer) if t in ends), len(answer))] for answer in answers]
+
+    @property
+    def texts(self) -> list[str]:
+        """The generated text of each prompt; with `infill`, the whole canvas as text."""
+        if self.model.tokenizer is None:
+            raise UserError(f"{self.model.spec.name} has no tokenizer; read `generated_ids` or `tokens`")
+        if not self._infill:
+            return [self.model.tokenizer.decode(ids) for ids in self.generated_ids]
+        valid = self.steps[-1].after.valid if self.steps else self.initial_canvas.valid
+        return [self.model.tokenizer.decode(row[mask].tolist()) for row, mask in zip(self.tokens, valid, strict=True)]
+
+    @property
+    def text(self) -> str:
+        """The text of a single prompt; for a batch read `texts`."""
+        return str(_get_single(self.texts, "texts"))
+
+    @property
+    def traces(self) -> list[Trace]:
+        """The trace of each prompt; needs `watch`."""
+        if not self._is_watched:
+            raise UserError("nothing was watched; decode with watch=fs.Watch()")
+        if not self.steps or self._recorder is None:
+            raise UserError("nothing was decoded: no prompt has a mask to fill")
+        return self._recorder.build_traces()
+
+    @property
+    def trace(self) -> Trace:
+        """The trace of a single prompt; for a batch read `traces`."""
+        trace: Trace = _get_single(self.traces, "traces")
+        return trace
+
+    def lift(self, layer: int) -> Tensor:
+        """The lift of every key in one layer at the latest step, [batch, key].
+
+        Lift is received attention divided by what uniform attention gives, averaged over heads and all rows of the
+        forward. It is NaN for keys that too few rows can see.
+        """
+        if self._watcher is None or not self._is_watched or not self.layer_reductions:
+            raise UserError("nothing was watched; decode with watch=fs.Watch() and run a step first")
+        if missing := {"received", "uniform", "eligible"} - self._watcher.fields:
+            raise UserError(f"lift needs the fields {', '.join(sorted(missing))}; watch them too")
+        count = len(self.layer_reductions)
+        if not isinstance(layer, int) or not 0 <= layer < count:
+            raise UserError(f"there is no layer {layer}: {self.model.spec.name} has layers 0 to {count - 1}")
+        visibility = self._watcher.layer_visibility
+        # Fields that depend only on the visibility are stored with the first layer that has it.
+        shared = self.layer_reductions[visibility.index(visibility[layer])].fields
+        received = self.layer_reductions[layer].fields["received"][:, 0]
+        return torch.where(shared["eligible"][:, 0] > 0, received / shared["uniform"][:, 0], torch.nan)
+
+    def _run_step(self) -> bool:
+        """Run one more step; False when there is none. An interrupted decoding is never reported as finished."""
+        if self._failure is not None:
+            raise UserError(f"this decoding was interrupted at step {len(self._steps)} ({self._failure}); decode again")
+        try:
+            result = next(self._run, None)
+        except BaseException as error:
+            self._failure = str(error) if isinstance(error, UserError) else type(error).__name__
+            raise
+        if result is None:
+            self._is_finished = True
+            return False
+        self.layer_reductions = result.layers
+        if self._watcher is not None and self._is_watched:
+            self._recorder = self._recorder or build_recorder(self.samples, self._watcher, self.meta)
+            self._recorder.add(result.step, result.layers, self._watcher.layer_visibility, result.influence)
+        self._steps.append(result.step)
+        return True
+
+
+class _StepResult(NamedTuple):
+    step: Step
+    layers: list[Reductions]  # empty if nothing is watched or edited
+    influence: Tensor | None  # [commit, key], on the step's commits
+
+
+def _build_watcher(watch: Watch | None, intervention: Intervention | None) -> Watcher | None:
+    """Edits are applied by the watcher; without `watch` it captures only the cheapest field."""
+    if intervention is not None:
+        minimal = Watch(fields=("received",))
+        return Watcher(watch or minimal, predicting_rows=watch is not None, edit_call=intervention.edit_call)
+    return None if watch is None else Watcher(watch, predicting_rows=True)
+
+
+def _run_steps(
+    model: Model,
+    sampling: Sampling,
+    canvas: CanvasState,
+    samples: Sequence[str],
+    suffix_length: int,
+    watcher: Watcher | None,
+    intervention: Intervention | None,
+    target_ids: Tensor | None,
+) -> Iterator[_StepResult]:
+    """Run the sampling loop with the watcher attached.
+
+    The generator holds no reference to its `Decoding`: when that is dropped, the watcher is detached.
+    """
+    spec = model.spec
+    use_cache = spec.paradigm == "arm" and (intervention is None or not invalidates_cache(intervention.edits))
+    run_model = model.cached_forward() if use_cache else model.forward
+
+    def forward(canvas: CanvasState, rows: slice) -> Tensor:
+        if intervention is not None and watcher is not None:
+            if intervention.needs_preview(canvas):
+                watcher.begin(canvas)
+                model.forward(canvas, rows)
+            canvas = intervention.edit_canvas(canvas)
+        if watcher is not None:
+            watcher.begin(canvas)
+        try:
+            return run_model(canvas, rows)
+        except torch.OutOfMemoryError as error:
+            raise _explain_out_of_memory(model, canvas) from error
+
+    with nullcontext() if watcher is None else attach(model.module, watcher):
+        if spec.paradigm == "arm":
+            steps = autoregress(
+                forward, canvas, sampling, end_ids=spec.stop_ids, samples=samples, target_ids=target_ids
+            )
+        else:
+            assert spec.mask_id is not None
+            steps = denoise(
+                forward,
+                canvas,
+                sampling,
+                mask_id=spec.mask_id,
+                shift=spec.shift,
+                end_ids=spec.stop_ids,
+                samples=samples,
+                suffix=suffix_length,
+                unguided=model.forward,
+                target_ids=target_ids,
+            )
+        for step in steps:
+            layers = [] if watcher is None else watcher.finish(step.commits)
+            if watcher is not None and not layers:
+                raise UserError(
+                    f"no attention was seen: {type(model.module).__name__} calls neither transformers'"
+                    " AttentionInterface nor F.scaled_dot_product_attention; decode it without watch"
+                )
+            influence = None
+            if watcher is not None and watcher.watch.influence:
+                with detached(model.module):
+                    influence = compute_influence(model.forward, model.module, step.before, step.commits)
+            yield _StepResult(step, layers, influence)
+    for note in intervention.notes if intervention is not None else ():
+        warnings.warn(note, stacklevel=2)
+
+
+def _check_types(
+    model: Model,
+    watch: Watch | None,
+    regions: Regions | None,
+    chat: bool | None,
+    infill: bool,
+    meta: Mapping[str, Any] | None,
+) -> None:
     if not isinstance(model, Model):
         raise UserError(f"decode needs a floatscope Model (fs.load), got {type(model).__name__}; see also fs.watch")
     if watch is not None and not isinstance(watch, Watch):
@@ -71,289 +403,58 @@ def decode(
         if not isinstance(flag, bool | None):
             raise UserError(f"{name} must be True or False, got {flag!r}")
     if meta is not None and not isinstance(meta, Mapping):
-        raise UserError(f"meta must be a dict of facts, got {meta!r}")
-    if model.spec.paradigm == "mdm" and model.spec.mask_id is None:
-        raise UserError(f"{model.spec.name} has no mask token: give its id, fs.load(…, mask_id=…)")
-    if watch is not None and watch.influence:
-        embedding_of(model.module)
-    if infill:  # what is given is the canvas: nothing is appended, and no template put around it, unless asked for
-        settings = {"new_tokens": None, **settings}
-        settings["new_tokens"] = 0 if settings["new_tokens"] is None else settings["new_tokens"]
-        chat = bool(chat)
-    if target_ids is not None:  # what is given is the answer: it says how long that is, and no end stops it
-        if infill or settings.get("stop"):
-            clash = "infill fills the masks inside a prompt" if infill else "stop ends a text where it ends"
-            raise UserError(f"forced gives all new tokens, and {clash}; leave one of them out")
-        target_ids = asked.forced_ids(model, target_ids)
-        settings = {"new_tokens": None, **settings, "stop": False}
-        settings["new_tokens"] = len(target_ids[0]) if settings["new_tokens"] is None else settings["new_tokens"]
-    how = resolve_sampling(model.spec.paradigm, preset, **settings)
-    if suffix and (model.spec.paradigm == "arm" or not how.new_tokens):
-        why = "writes from left to right" if model.spec.paradigm == "arm" else "is asked for no new tokens"
-        raise UserError(f"{model.spec.name} {why}: nothing can stand behind its answer")
-    if wrong := [token for token in suffix if not 0 <= token < model.vocabulary]:
-        raise UserError(f"token {wrong[0]} is not in {model.spec.name}'s vocabulary, 0 … {model.vocabulary - 1}")
-    ids = asked.token_ids(model, prompts, chat)
-    asked.check(model, ids, how.new_tokens + len(suffix), infill)
-    if target_ids is not None:
-        asked.check_forced(target_ids, len(ids), how.new_tokens)
+        raise UserError(f"meta must be a dict, got {meta!r}")
+
+
+def _check_suffix(model: Model, suffix: Sequence[int], sampling: Sampling) -> None:
+    spec = model.spec
+    if suffix and (spec.paradigm == "arm" or not sampling.new_tokens):
+        reason = "only appends" if spec.paradigm == "arm" else "has no new tokens to generate"
+        raise UserError(f"{spec.name} {reason}, so nothing can follow its answer; leave suffix out")
+    if unknown := [token for token in suffix if not 0 <= token < model.vocab_size]:
+        raise UserError(f"token {unknown[0]} is not in {spec.name}'s vocabulary, 0 … {model.vocab_size - 1}")
+
+
+def _name_samples(samples: Sequence[str] | None, count: int) -> list[str]:
     if samples is not None and (isinstance(samples, str) or not all(isinstance(name, str) for name in samples)):
-        raise UserError(f"samples are a list of names, one for each prompt, got {samples!r}")
-    names = [str(i) for i in range(len(ids))] if samples is None else list(samples)
-    if len(names) != len(ids) or len(set(names)) != len(names):
-        raise UserError(f"{len(set(names))} different sample names for {len(ids)} prompts; give one for each")
-    suffix = (*suffix, *(model.tokenizer.suffix if model.tokenizer is not None else ()))
-    spec = model.spec
-    canvas = build_canvas(ids, how.new_tokens, spec.mask_id, suffix=suffix, regions=regions, pad_id=spec.pad_id or 0)
-    changes = parse_edits(edits)
-    check_edits(changes, model, canvas)
-    if changes and (how.guidance or (watch is not None and watch.influence)):
-        raise UserError(f"edits and {'guidance' if how.guidance else 'influence'} do not go together; leave one out")
-    template = asked.uses_template(model, chat) and not all(_given_as_ids(p) for p in asked.several(prompts))
-    facts = {**_facts(model, how, watch), "template": "chat" if template else None}
-    facts |= {} if target_ids is None else {"forced": True}
-    facts |= {"edits": [str(edit) for edit in changes]} if changes else {}
-    facts |= {"rows": "all"} if rewrites(changes) else {}
-    return Decoding(
-        model,
-        how,
-        canvas.to(model.device),
-        names,
-        watch,
-        {**facts, **(meta or {})},
-        len(suffix) if model.spec.paradigm == "mdm" else 0,
-        infill,
-        changes,
-        None if target_ids is None else torch.tensor(target_ids, device=model.device),
-    )
+        raise UserError(f"samples must be a list of names, one for each prompt, got {samples!r}")
+    names = [str(i) for i in range(count)] if samples is None else list(samples)
+    if len(names) != count or len(set(names)) != len(names):
+        raise UserError(f"{len(set(names))} different sample names for {count} prompts; give one for each")
+    return names
 
 
-class Decoding:
-    """The steps, as they happen or again, and the result once they are done."""
-
-    def __init__(
-        self,
-        model: Model,
-        how: Sampling,
-        canvas: CanvasState,
-        samples: Sequence[str],
-        watch: Watch | None,
-        meta: Mapping[str, Any],
-        suffix: int,
-        infill: bool,
-        edits: tuple[Edit, ...],
-        forced: Tensor | None,
-    ) -> None:
-        self.model, self.how, self.samples, self.meta = model, how, tuple(samples), dict(meta)
-        self.layers: list[Reductions] = []  # what the latest step left behind, if it was watched
-        self._canvas, self._suffix, self._infill = canvas, suffix, infill
-        self._watched = watch is not None
-        self._intervention = Intervention(edits, model, self.samples) if edits else None
-        self._watcher = _watcher(watch, self._intervention)
-        self._recorder: Recorder | None = None
-        self._done: list[Step] = []
-        self._broken: str | None = None
-        self._rest = _run(model, how, canvas, self.samples, suffix, self._watcher, self._intervention, forced)
-
-    def __iter__(self) -> Iterator[Step]:
-        """The steps from the first on; those that have not happened happen now."""
-        at = 0
-        while at < len(self._done) or self._more():
-            yield self._done[at]
-            at += 1
-
-    def __repr__(self) -> str:
-        return f"Decoding({self.model.spec.name}: {len(self.samples)} samples, {len(self._done)} steps so far)"
-
-    @property
-    def steps(self) -> list[Step]:
-        while self._more():
-            pass
-        return self._done
-
-    @property
-    def tokens(self) -> Tensor:
-        """The finished canvases [batch, position], left-padded."""
-        return self.steps[-1].after.tokens if self.steps else self._canvas.tokens
-
-    @property
-    def answer_start(self) -> int:
-        """Where the new tokens begin in every canvas of the batch."""
-        behind = self.how.new_tokens + self._suffix if self.model.spec.paradigm == "mdm" else 0
-        return self._canvas.tokens.shape[1] - behind
-
-    @property
-    def generated(self) -> list[list[int]]:
-        """The new tokens of each prompt, up to the first that ends a text."""
-        start = self.answer_start
-        answers: list[list[int]] = self.tokens[:, start : start + self.how.new_tokens].tolist()
-        ends = set(self.model.spec.stop_ids)
-        return [answer[: next((i for i, t in enumerate(answer) if t in ends), len(answer))] for answer in answers]
-
-    @property
-    def texts(self) -> list[str]:
-        """What was generated for each prompt; of a canvas with masks in its prompt, the whole."""
-        if self.model.tokenizer is None:
-            raise UserError(f"{self.model.spec.name} has no tokenizer; read `generated` or `tokens`")
-        if not self._infill:
-            return [self.model.tokenizer.decode(ids) for ids in self.generated]
-        valid = self.steps[-1].after.valid if self.steps else self._canvas.valid
-        return [self.model.tokenizer.decode(row[keep].tolist()) for row, keep in zip(self.tokens, valid, strict=True)]
-
-    @property
-    def text(self) -> str:
-        return str(_only(self.texts, "texts"))
-
-    @property
-    def traces(self) -> list[Trace]:
-        """One per prompt."""
-        if not self._watched:
-            raise UserError("nothing was watched; decode with watch=fs.Watch()")
-        if not self.steps or self._recorder is None:
-            raise UserError("nothing was decoded: no prompt had a mask to fill")
-        return self._recorder.traces()
-
-    @property
-    def trace(self) -> Trace:
-        only: Trace = _only(self.traces, "traces")
-        return only
-
-    def lift(self, layer: int) -> Tensor:
-        """Received attention over what uniform attention would give, [batch, key], of one layer at the latest step.
-
-        Mean over heads, all rows of the forward; NaN for keys that too few of them see.
-        """
-        if self._watcher is None or not self._watched or not self.layers:
-            raise UserError("nothing has been watched; decode with watch=fs.Watch() and take a step first")
-        if lacking := {"received", "uniform", "eligible"} - self._watcher.fields:
-            raise UserError(f"lift needs the fields {', '.join(sorted(lacking))}; watch them too")
-        if not isinstance(layer, int) or not 0 <= layer < len(self.layers):
-            raise UserError(f"there is no layer {layer}: {self.model.spec.name} has layers 0 to {len(self.layers) - 1}")
-        at = self._watcher.layer_visibility
-        shared = self.layers[at.index(at[layer])].fields  # those of a visibility come with its first layer
-        received = self.layers[layer].fields["received"][:, 0]
-        return torch.where(shared["eligible"][:, 0] > 0, received / shared["uniform"][:, 0], torch.nan)
-
-    def _more(self) -> bool:
-        """Do one more step; False when there is none. What broke off is not passed off as finished."""
-        if self._broken is not None:
-            raise UserError(f"this decoding broke off at step {len(self._done)} ({self._broken}); decode again")
-        try:
-            step, self.layers, moved = next(self._rest, (None, self.layers, None))
-        except BaseException as error:
-            self._broken = str(error) if isinstance(error, UserError) else type(error).__name__
-            raise
-        if step is None:
-            return False
-        if self._watcher is not None and self._watched:
-            self._recorder = self._recorder or recorder_for(self.samples, self._watcher, self.meta)
-            self._recorder.add(step, self.layers, self._watcher.layer_visibility, moved)
-        self._done.append(step)
-        return True
+def _build_meta(model: Model, sampling: Sampling, watch: Watch | None) -> dict[str, Any]:
+    """Everything that a result depends on besides the prompt."""
+    meta = {**model.metadata, **sampling.as_json}
+    has_cache = model.spec.paradigm == "arm" and model.spec.supports_cache
+    meta |= {"rows": "cache" if has_cache else "all", "state": "step"}
+    return meta | ({} if watch is None else {"fields": list(watch.field_names)})
 
 
-def _watcher(watch: Watch | None, intervention: Intervention | None) -> Watcher | None:
-    """Edits are made where attention is watched; unwatched, next to nothing is kept of it."""
-    if intervention is not None:
-        return Watcher(watch or Watch(fields=("received",)), rows=watch is not None, change=intervention.change)
-    return None if watch is None else Watcher(watch, rows=True)
-
-
-def _run(
-    model: Model,
-    how: Sampling,
-    canvas: CanvasState,
-    samples: Sequence[str],
-    suffix: int,
-    watcher: Watcher | None,
-    intervention: Intervention | None,
-    forced: Tensor | None,
-) -> Iterator[tuple[Step, list[Reductions], Tensor | None]]:
-    """The steps, each with what its forward left behind and, if asked for, the influence on its commits [commit, key].
-
-    It holds no `Decoding`: dropping that ends the watch.
-    """
-    spec = model.spec
-    anew = intervention is not None and rewrites(intervention.edits)
-    whole = model.cached() if spec.paradigm == "arm" and not anew else model.forward
-
-    def forward(canvas: CanvasState, rows: slice) -> Tensor:
-        if intervention is not None and watcher is not None:
-            if intervention.looks_first(canvas):
-                watcher.begin(canvas)
-                model.forward(canvas, rows)
-            canvas = intervention.seen(canvas)
-        if watcher is not None:
-            watcher.begin(canvas)
-        try:
-            return whole(canvas, rows)
-        except torch.OutOfMemoryError as error:
-            raise _too_large(model, canvas) from error
-
-    with nullcontext() if watcher is None else attach(model.module, watcher):
-        if spec.paradigm == "arm":
-            steps = autoregress(forward, canvas, how, end_ids=spec.stop_ids, samples=samples, forced=forced)
-        else:
-            assert spec.mask_id is not None
-            steps = denoise(
-                forward,
-                canvas,
-                how,
-                mask_id=spec.mask_id,
-                shift=spec.shift,
-                end_ids=spec.stop_ids,
-                samples=samples,
-                suffix=suffix,
-                unguided=model.forward,
-                forced=forced,
-            )
-        for step in steps:
-            layers = [] if watcher is None else watcher.finish(step.commits)
-            if watcher is not None and not layers:
-                raise UserError(
-                    f"no attention was seen: {type(model.module).__name__} calls neither transformers'"
-                    " AttentionInterface nor F.scaled_dot_product_attention; decode it without watch"
-                )
-            moved = None
-            if watcher is not None and watcher.watch.influence:
-                with detached(model.module):
-                    moved = influence(model.forward, model.module, step.before, step.commits)
-            yield step, layers, moved
-    for sentence in intervention.idle if intervention is not None else ():
-        warnings.warn(sentence, stacklevel=2)
-
-
-def _facts(model: Model, how: Sampling, watch: Watch | None) -> dict[str, Any]:
-    """What a result depends on besides the prompt."""
-    facts = {**model.metadata, **how.as_json}
-    cached = model.spec.paradigm == "arm" and model.spec.cache
-    facts |= {"rows": "cache" if cached else "all", "state": "step"}
-    return facts | ({} if watch is None else {"fields": list(watch.field_names)})
-
-
-def _too_large(model: Model, canvas: CanvasState) -> UserError:
-    """Out of memory: run one sample to see what it takes, and say how many would fit."""
+def _explain_out_of_memory(model: Model, canvas: CanvasState) -> UserError:
+    """Run one sample to measure its memory, and say how many would fit."""
     batch, length = canvas.tokens.shape
     device, advice = canvas.tokens.device, "give shorter prompts, fewer new tokens, or another device or dtype"
     if batch > 1 and device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
         free, before = torch.cuda.mem_get_info(device)[0], torch.cuda.memory_allocated(device)
-        one = CanvasState(canvas.tokens[:1], canvas.states[:1])
+        single = CanvasState(canvas.tokens[:1], canvas.states[:1])
         try:
-            model.forward(one, slice(0, length))
-            each = max(1, torch.cuda.max_memory_allocated(device) - before)
-            advice = f"{max(1, min(batch - 1, int(0.9 * free / each)))} at a time would fit"
+            model.forward(single, slice(0, length))
+            per_sample = max(1, torch.cuda.max_memory_allocated(device) - before)
+            advice = f"{max(1, min(batch - 1, int(0.9 * free / per_sample)))} at a time would fit"
         except torch.OutOfMemoryError:
             advice = f"not even one fits; {advice}"
     return UserError(f"{batch} prompts of {length} positions do not fit in the memory of {device}: {advice}")
 
 
-def _given_as_ids(prompt: Any) -> bool:
+def _is_token_ids(prompt: Any) -> bool:
     return not isinstance(prompt, str) and not any(isinstance(part, Mapping) for part in prompt)
 
 
-def _only(several: list[Any], name: str) -> Any:
-    if len(several) != 1:
-        raise UserError(f"there are {len(several)} of them, one per prompt; read `{name}`")
-    return several[0]
+def _get_single(values: list[Any], name: str) -> Any:
+    if len(values) != 1:
+        raise UserError(f"there are {len(values)} {name}, one per prompt; read `{name}`")
+    return values[0]

@@ -1,8 +1,8 @@
 """The demo: the three twins and their untrained controls answer a few questions, watched; then the report.
 
-ready = prepare("demo")                  # opens the twins, says how large the runs will be
-for traced in watch(ready): ...          # one sample after the other, each on disk when it is named
-seen = look(ready)                       # the page, and a row of numbers for each twin
+job = plan_demo("demo")                  # opens the twins and forecasts the size of their runs
+for event in job: ...                    # one sample after the other, each on disk when its event comes
+result = write_demo_report(job)          # the page, and one row of numbers per twin
 """
 
 from __future__ import annotations
@@ -13,71 +13,86 @@ from pathlib import Path
 from typing import Any
 
 from floatscope.errors import UserError
-from floatscope.lab.twins.heldout import read
-from floatscope.models.load import load
+from floatscope.models.loader import load
 from floatscope.pipelines.trace import SampleTraced, TraceJob, plan_trace
-from floatscope.reports.build import build
-from floatscope.reports.compared import Compared
+from floatscope.reports.build import build_report
 from floatscope.reports.page import write_page
+from floatscope.reports.report_runs import ReportRun
 from floatscope.tasks.sample import Sample
+from floatscope.tasks.sample_files import read_samples
 
 TWINS = ("arm", "mdm", "mdm-adapted")
+QUESTIONS = 12
 NEW_TOKENS = STEPS = 16
-SEEDS = (0,)  # of the untrained controls
-PLACES = {0: "first", 2: "middle", 4: "last"}  # of the gold passage among five
+CONTROL_SEEDS = (0,)
+GOLD_POSITIONS = (0, 2, 4)  # of the gold passage among five
+MARKER = "floatscope-demo"
 
 
 @dataclass(frozen=True)
-class Ready:
+class DemoJob:
+    """The planned runs. Iterating it traces the samples that are missing; again, and it resumes."""
+
     folder: Path
-    tracings: dict[str, TraceJob]  # by twin
+    traces: dict[str, TraceJob]  # by twin
+
+    def __iter__(self) -> Iterator[SampleTraced]:
+        for job in self.traces.values():
+            yield from job
 
     @property
     def total(self) -> int:
-        return sum(tracing.total for tracing in self.tracings.values())
+        """The number of samples over all runs."""
+        return sum(job.total for job in self.traces.values())
 
     @property
     def finished(self) -> int:
-        return sum(tracing.finished for tracing in self.tracings.values())
+        """The number of samples on disk."""
+        return sum(job.finished for job in self.traces.values())
 
     @property
-    def size(self) -> int:
-        """Bytes, at most."""
-        return sum(tracing.size.total for tracing in self.tracings.values() if tracing.size)
+    def max_bytes(self) -> int:
+        """The size of all runs, at most."""
+        return sum(job.forecast.total for job in self.traces.values() if job.forecast)
 
 
 @dataclass(frozen=True)
-class Row:
-    """A twin in a line; what stands in brackets is its control."""
+class TwinRow:
+    """The numbers of one twin; those of its untrained control are in brackets."""
 
     twin: str
-    right: float
-    first: str
-    top: str
-    within: str
-    across: str
+    acc: float
+    first_key: str  # mean lift of the first key
+    top_key: str  # mean lift of the top key
+    within: str  # how often a layer's top key is away from its usual position, in one text
+    across: str  # the same over all texts
 
 
 @dataclass(frozen=True)
-class Seen:
+class DemoResult:
+    """The report and the numbers behind it."""
+
     page: Path
     runs: dict[str, Path]
-    rows: list[Row]
+    rows: list[TwinRow]
     summary: list[str]
 
     @property
     def as_json(self) -> dict[str, Any]:
+        """As JSON values."""
         runs = {name: str(path) for name, path in self.runs.items()}
         return {"page": str(self.page), "runs": runs, "summary": self.summary, "twins": [vars(r) for r in self.rows]}
 
 
-def questions(count: int = 12) -> list[Sample]:
-    """Held-out reading questions: the gold passage first, in the middle and last, as often as one another."""
-    of_place = [[s for s in read("reading-5") if s.meta["gold_at"] == place] for place in PLACES]
-    return [of_place[i % len(PLACES)][i // len(PLACES)] for i in range(count)]
+def select_questions(count: int = QUESTIONS) -> list[Sample]:
+    """Held-out reading questions with the gold passage first, in the middle and last, equally often."""
+    samples = read_samples("twin:reading-5")
+    by_position = [[s for s in samples if s.meta["gold_at"] == position] for position in GOLD_POSITIONS]
+    return [by_position[i % len(GOLD_POSITIONS)][i // len(GOLD_POSITIONS)] for i in range(count)]
 
 
-def prepare(folder: str | Path, count: int = 12) -> Ready:
+def plan_demo(folder: str | Path, count: int = QUESTIONS) -> DemoJob:
+    """Claim the folder, open the twins and plan their runs; nothing is decoded yet."""
     folder = Path(folder)
     try:
         _claim(folder)
@@ -85,50 +100,49 @@ def prepare(folder: str | Path, count: int = 12) -> Ready:
         raise UserError(
             f"cannot write the demo to {folder}: {error.strerror}; give another folder with --out"
         ) from error
-    tracings = {}
+    traces = {}
     for twin in TWINS:
-        model = load(f"twin:{twin}", device="cpu")
-        tracings[twin] = plan_trace(
-            model, questions(count), folder / "runs" / twin, controls=SEEDS, new_tokens=NEW_TOKENS, steps=STEPS
+        traces[twin] = plan_trace(
+            load(f"twin:{twin}", device="cpu"),
+            select_questions(count),
+            folder / "runs" / twin,
+            controls=CONTROL_SEEDS,
+            new_tokens=NEW_TOKENS,
+            steps=STEPS,
         )
-    return Ready(folder, tracings)
+    return DemoJob(folder, traces)
 
 
-def watch(ready: Ready) -> Iterator[SampleTraced]:
-    """Trace what is missing; a sample is named once its file is whole."""
-    for tracing in ready.tracings.values():
-        yield from tracing
-
-
-def look(ready: Ready) -> Seen:
-    """The report of the finished runs, and the numbers that carry it."""
-    paths = {twin: tracing.path for twin, tracing in ready.tracings.items()}
-    report, runs = build(list(paths.values()))
-    page = ready.folder / "report.html"
+def write_demo_report(job: DemoJob) -> DemoResult:
+    """Write the report of the finished runs, and return its main numbers."""
+    paths = {twin: trace_job.path for twin, trace_job in job.traces.items()}
+    report, runs = build_report(list(paths.values()))
+    page = job.folder / "report.html"
     write_page(report, page)
-    right = [tracing.summaries()[0].acc or 0.0 for tracing in ready.tracings.values()]
-    return Seen(page, paths, [_row(run, acc) for run, acc in zip(runs, right, strict=True)], report.summary)
+    accs = [trace_job.summaries()[0].acc or 0.0 for trace_job in job.traces.values()]
+    return DemoResult(page, paths, [_row(run, acc) for run, acc in zip(runs, accs, strict=True)], report.summary)
 
 
-def _row(run: Compared, right: float) -> Row:
-    def beside(table: str, value: str, **where: str) -> str:
-        number = run.number(table, value, where)
-        return f"{number.own.mean:.2f} ({number.control.mean:.2f})" if number.control else f"{number.own.mean:.2f}"
+def _row(run: ReportRun, acc: float) -> TwinRow:
+    def with_control(table: str, value: str, **where: str) -> str:
+        estimate = run.estimate(table, value, where)
+        control = f" ({estimate.control.mean:.2f})" if estimate.control else ""
+        return f"{estimate.model.mean:.2f}{control}"
 
-    return Row(
+    return TwinRow(
         run.label,
-        right,
-        beside("absorption", "lift", set="first"),
-        beside("absorption", "lift", set="top"),
-        beside("floating", "within"),
-        beside("floating", "across"),
+        acc,
+        with_control("absorption", "lift", set="first"),
+        with_control("absorption", "lift", set="top"),
+        with_control("floating", "within"),
+        with_control("floating", "across"),
     )
 
 
 def _claim(folder: Path) -> None:
-    """The demo writes under names of its own, so it takes a new or empty folder, or one it took before."""
-    mark = folder / "floatscope-demo"
-    if folder.is_dir() and any(folder.iterdir()) and not mark.exists():
-        raise UserError(f"{folder} holds other files, which the demo might overwrite; give another folder with --out")
+    """Mark a new or empty folder as the demo's; refuse a folder with other files, which the demo might overwrite."""
+    marker = folder / MARKER
+    if folder.is_dir() and any(folder.iterdir()) and not marker.exists():
+        raise UserError(f"{folder} has other files, which the demo might overwrite; give another folder with --out")
     folder.mkdir(parents=True, exist_ok=True)
-    mark.touch()
+    marker.touch()

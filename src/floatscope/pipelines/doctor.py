@@ -1,12 +1,12 @@
-"""Is this machine fit, and is captured == executed on it?
+"""Checks of this machine: is captured attention the executed attention?
 
     report = examine()
     report.ok, report.failures
 
-Three questions. *What is here*: versions, devices, the attention kernels torch chooses. *Which backend serves which
-case*, and *is it right*: every kind of attention call is drawn at random, run and reduced as in a real watch, and
-compared with the dense float64 result. *Does a whole model agree*: tiny models of several kinds run unwatched and then
-watched with `verify=True`; their outputs must agree too, which shows that the mask was read as the model meant it.
+`examine` collects facts (versions, devices, the attention kernels torch chooses) and runs two kinds of checks. *Calls*:
+every kind of attention call is drawn at random, run and reduced as in a real watch, and compared with the dense float64
+result; the report says which backend ran it. *Models*: tiny models of several kinds run unwatched, then watched with
+`verify=True`. Their outputs must agree too, which shows that the mask was read as the model meant it.
 """
 
 from __future__ import annotations
@@ -15,46 +15,43 @@ import math
 import platform
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from itertools import product
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.attention import SDPBackend
 
-from floatscope.canvas import Regions, build_canvas
-from floatscope.capture import kernel
-from floatscope.capture.ask import ReductionSpec, row_mean
-from floatscope.capture.attention import Attention, attend
-from floatscope.capture.received import backend_for, receive
-from floatscope.capture.verify import OUTPUT, REDUCED, call_errors
+from floatscope.capture import received_kernel
+from floatscope.capture.attention import AttentionCall, attend
+from floatscope.capture.backends import NO_LSE, reduce_attention, select_backend
+from floatscope.capture.reduction_spec import ReductionSpec, entropy_row_weights
+from floatscope.capture.verify import OUTPUT_TOLERANCE, REDUCTION_TOLERANCE, measure_errors
 from floatscope.capture.visibility import Visibility
-from floatscope.capture.watcher import Watch
 from floatscope.errors import UserError
-from floatscope.models.model import Model, ModelSpec
-from floatscope.models.place import one_thread
-from floatscope.pipelines.decode import decode
-from floatscope.pipelines.watch import watch
+from floatscope.models.device import use_one_thread
+from floatscope.pipelines.doctor_models import Trial, build_trials
 
 BATCH, HEADS, DIM, KEYS, CACHED = 3, 4, 32, 128, 119
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PADDINGS = ("none", "left", "right", "holes")
-LAYERED = 3
-"""A whole model may differ by so many times what one call may: rounding grows through its layers. A mask that is read
-wrongly shows as a difference of tens of percent."""
+MODEL_FACTOR = 3
+"""A model may differ by this many times the limit of one call, because rounding grows through its layers. A mask that
+is read wrongly causes a difference of tens of percent."""
 
-Mask = Callable[[int, int, Tensor | None, torch.Generator], Visibility]
-MASKS: dict[str, Mask] = {
+BuildMask = Callable[[int, int, Tensor | None, torch.Generator], Visibility]
+"""(queries, keys, valid, generator) → a visibility."""
+MASKS: dict[str, BuildMask] = {
     "full": lambda Q, K, valid, _: Visibility.full(Q, K, valid),
     "causal": lambda Q, K, valid, _: Visibility.causal(Q, K, valid),
     "window": lambda Q, K, valid, _: Visibility.window(Q, K, 20, valid),
     "block-causal": lambda Q, K, valid, _: Visibility.block(Q, K, 16, valid),
-    "boolean": lambda Q, K, valid, draw: Visibility.by_mask(_some_pairs(Q, K, draw), Q, K, valid),
-    "additive": lambda Q, K, valid, draw: Visibility.by_mask(_biases(Q, K, draw), Q, K, valid),
-    "rule": lambda Q, K, valid, _: Visibility.by_rule(Q, K, _prefix_is_seen, valid, batch=BATCH),
+    "boolean": lambda Q, K, valid, generator: Visibility.from_mask(_draw_mask(Q, K, generator), Q, K, valid),
+    "additive": lambda Q, K, valid, generator: Visibility.from_mask(_draw_bias(Q, K, generator), Q, K, valid),
+    "rule": lambda Q, K, valid, _: Visibility.from_rule(Q, K, _prefix_rule, valid, batch=BATCH),
 }
 
 
@@ -71,8 +68,8 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What became of a case: who served it, why not triton, and the largest error of each quantity."""
+class CallCheck:
+    """The result of a case: the backend that ran it, why not triton, and the largest error of each quantity."""
 
     case: Case
     backend: str
@@ -81,311 +78,220 @@ class Outcome:
 
     @property
     def limits(self) -> dict[str, float]:
-        return {what: limit(what, self.case.dtype) for what in self.errors}
+        """The largest error allowed, by quantity."""
+        return {quantity: error_limit(quantity, self.case.dtype) for quantity in self.errors}
 
     @property
-    def wrong(self) -> list[str]:
-        return [what for what, error in self.errors.items() if not error <= self.limits[what]]
+    def failed_quantities(self) -> list[str]:
+        """The quantities whose error is above the limit, or NaN."""
+        return [quantity for quantity, error in self.errors.items() if not error <= self.limits[quantity]]
 
 
 @dataclass(frozen=True)
-class Trial:
-    """A tiny model, run as it is and run watched; both give the numbers that must agree."""
+class ModelCheck:
+    """The result of a trial: the relative norm error of the watched output, and what `verify=True` reported."""
 
-    name: str
-    plain: Callable[[], Tensor]
-    watched: Callable[[], Tensor]
-
-
-@dataclass(frozen=True)
-class Verdict:
     device: str
     dtype: str
     model: str
-    error: float  # watched against unwatched output, norm-wise
+    error: float
     limit: float
-    problem: str | None = None  # what `verify=True` found
+    problem: str | None = None
 
     @property
     def ok(self) -> bool:
+        """Whether the outputs agree and `verify=True` reported nothing."""
         return self.problem is None and self.error <= self.limit
 
 
 @dataclass(frozen=True)
-class Served:
+class BackendUse:
+    """Which backend runs the calls with a mask; `where` says which of them, `reason` why it is not triton."""
+
     device: str
     mask: str
     where: str
     cases: int
     backend: str
-    reason: str | None  # why not triton
+    reason: str | None
 
 
 @dataclass(frozen=True)
 class Report:
+    """All results of `examine`."""
+
     facts: dict[str, str]
-    outcomes: list[Outcome] = field(default_factory=list)
-    verdicts: list[Verdict] = field(default_factory=list)
+    calls: list[CallCheck] = field(default_factory=list)
+    models: list[ModelCheck] = field(default_factory=list)
 
     @property
     def failures(self) -> list[str]:
-        """A line for each check that failed, naming it."""
+        """One line for each failed check."""
         calls = [
-            f"{describe(o.case)}: {what} is off by {o.errors[what]:.1e} (allowed {o.limits[what]:.0e})"
-            for o in self.outcomes
-            for what in o.wrong
+            f"{describe_case(call.case)}: {quantity} is off by {call.errors[quantity]:.1e}"
+            f" (allowed {call.limits[quantity]:.0e})"
+            for call in self.calls
+            for quantity in call.failed_quantities
         ]
         models = [
-            f"{v.model} on {v.device} in {v.dtype}: "
-            + (v.problem or f"watched and unwatched outputs differ by {v.error:.1e} (allowed {v.limit:.0e})")
-            for v in self.verdicts
-            if not v.ok
+            f"{model.model} on {model.device} in {model.dtype}: "
+            + (
+                model.problem
+                or f"watched and unwatched outputs differ by {model.error:.1e} (allowed {model.limit:.0e})"
+            )
+            for model in self.models
+            if not model.ok
         ]
         return calls + models
 
     @property
     def ok(self) -> bool:
+        """Whether every check passed."""
         return not self.failures
 
-    def worst(self) -> dict[tuple[str, str, str], float]:
-        """(device, dtype, quantity) → the largest error over all cases; NaN if there is one."""
+    def largest_errors(self) -> dict[tuple[str, str, str], float]:
+        """(device, dtype, quantity) → the largest error over all cases; NaN if any is NaN."""
         errors: dict[tuple[str, str, str], list[float]] = {}
-        for o in self.outcomes:
-            for what, error in o.errors.items():
-                errors.setdefault((o.case.device, o.case.dtype, what), []).append(error)
-        return {at: math.nan if any(map(math.isnan, found)) else max(found) for at, found in errors.items()}
+        for call in self.calls:
+            for quantity, error in call.errors.items():
+                errors.setdefault((call.case.device, call.case.dtype, quantity), []).append(error)
+        return {key: math.nan if any(map(math.isnan, values)) else max(values) for key, values in errors.items()}
 
-    def served(self) -> list[Served]:
-        """Which backend serves which cases: a row per mask, more where the answer depends on something else."""
+    def backend_uses(self) -> list[BackendUse]:
+        """Which backend runs which cases: one row per mask, more where the backend depends on something else."""
         rows = []
-        for device, mask in dict.fromkeys((o.case.device, o.case.mask) for o in self.outcomes):
-            alike = [o for o in self.outcomes if (o.case.device, o.case.mask) == (device, mask)]
-            for backend, reason in dict.fromkeys((o.backend, o.reason) for o in alike):
-                mine = [o.case for o in alike if (o.backend, o.reason) == (backend, reason)]
-                where = _what_sets_apart(mine, [o.case for o in alike])
-                rows.append(Served(device, mask, where, len(mine), backend, reason))
+        for device, mask in dict.fromkeys((call.case.device, call.case.mask) for call in self.calls):
+            same_mask = [call for call in self.calls if (call.case.device, call.case.mask) == (device, mask)]
+            for backend, reason in dict.fromkeys((call.backend, call.reason) for call in same_mask):
+                cases = [call.case for call in same_mask if (call.backend, call.reason) == (backend, reason)]
+                where = _describe_difference(cases, [call.case for call in same_mask])
+                rows.append(BackendUse(device, mask, where, len(cases), backend, reason))
         return rows
 
     def as_json(self) -> dict[str, Any]:
-        calls = [{**asdict(o), "limits": o.limits, "ok": not o.wrong} for o in self.outcomes]
-        models = [{**asdict(v), "ok": v.ok} for v in self.verdicts]
-        whole = {"ok": self.ok, "failures": self.failures, "facts": self.facts, "calls": calls, "models": models}
-        plain: dict[str, Any] = _without_nan(whole)
-        return plain
+        """The report as JSON values; NaN becomes null."""
+        calls = [{**asdict(call), "limits": call.limits, "ok": not call.failed_quantities} for call in self.calls]
+        models = [{**asdict(model), "ok": model.ok} for model in self.models]
+        record = {"ok": self.ok, "failures": self.failures, "facts": self.facts, "calls": calls, "models": models}
+        without_nan: dict[str, Any] = _replace_nan(record)
+        return without_nan
 
 
 def examine() -> Report:
-    """Everything, on the CPU and on an accelerator if there is one."""
-    found = facts()
-    with one_thread():
-        return Report(found, [check(case) for case in cases()], [try_out(*trial) for trial in trials()])
+    """Run every check, on the CPU and on an accelerator if there is one."""
+    facts = collect_facts()
+    with use_one_thread():
+        return Report(
+            facts, [check_case(case) for case in iter_cases()], [check_model(*trial) for trial in iter_trials()]
+        )
 
 
-def devices() -> list[str]:
+def list_devices() -> list[str]:
+    """The devices to check."""
     return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 
 
-def facts() -> dict[str, str]:
-    """What a result here may depend on."""
-    found = {"python": platform.python_version()}
-    found |= {name: _version(name) for name in ("torch", "transformers", "triton")}
-    found["cpu"] = f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
-    if "cuda" not in devices():
-        found["accelerator"] = "none"
+def collect_facts() -> dict[str, str]:
+    """Versions, devices and kernels: what a result on this machine may depend on."""
+    facts = {"python": platform.python_version()}
+    facts |= {name: _installed_version(name) for name in ("torch", "transformers", "triton")}
+    facts["cpu"] = f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
+    if "cuda" not in list_devices():
+        facts["accelerator"] = "none"
     for i in range(torch.cuda.device_count()):
-        about = torch.cuda.get_device_properties(i)
-        memory = f"{about.total_memory / 2**30:.0f} GiB"
-        found[f"cuda:{i}"] = f"{about.name}, capability {about.major}.{about.minor}, {memory}"
-    for device in devices():
-        found[f"attention on {device}"] = ", ".join(f"{_kernel(device, d)} ({name})" for name, d in DTYPES.items())
-    return found
+        properties = torch.cuda.get_device_properties(i)
+        memory = f"{properties.total_memory / 2**30:.0f} GiB"
+        facts[f"cuda:{i}"] = f"{properties.name}, capability {properties.major}.{properties.minor}, {memory}"
+    for device in list_devices():
+        kernels = (f"{_sdpa_kernel(device, dtype)} ({name})" for name, dtype in DTYPES.items())
+        facts[f"attention on {device}"] = ", ".join(kernels)
+    return facts
 
 
-def cases() -> Iterator[Case]:
-    for choice in product(devices(), MASKS, PADDINGS, DTYPES, (False, True), (False, True)):
+def iter_cases() -> Iterator[Case]:
+    """Yield every combination of device, mask, padding, dtype, grouped heads and cached keys."""
+    for choice in product(list_devices(), MASKS, PADDINGS, DTYPES, (False, True), (False, True)):
         yield Case(*choice)
 
 
-def check(case: Case) -> Outcome:
+def check_case(case: Case) -> CallCheck:
     """Run and reduce one random call as a watched forward would, and compare with dense float64."""
-    call, ask, carry = draw_call(case)
-    done = attend(call)
-    known = done.lse is not None
-    reason = kernel.unserved(call) if known else "the model's kernel does not give its log-sum-exp"
-    errors = call_errors(call, done.output, ask, carry, receive(call, done.lse, ask, carry))
-    return Outcome(case, backend_for(call, known), reason, errors)
+    call, spec, carry = draw_call(case)
+    result = attend(call)
+    has_lse = result.lse is not None
+    reason = received_kernel.unsupported_reason(call) if has_lse else NO_LSE
+    errors = measure_errors(call, result.output, spec, carry, reduce_attention(call, result.lse, spec, carry))
+    return CallCheck(case, select_backend(call, has_lse), reason, errors)
 
 
-def limit(what: str, dtype: str) -> float:
-    return (OUTPUT if what == "output" else REDUCED)[DTYPES[dtype]]
+def error_limit(quantity: str, dtype: str) -> float:
+    """The largest error allowed for a quantity in a dtype."""
+    return (OUTPUT_TOLERANCE if quantity == "output" else REDUCTION_TOLERANCE)[DTYPES[dtype]]
 
 
-def describe(case: Case) -> str:
+def describe_case(case: Case) -> str:
+    """A case in words: "causal mask, left padding, float32, grouped heads, on cpu"."""
     words = [f"{case.mask} mask", f"{case.padding} padding" if case.padding != "none" else "", case.dtype]
     words += ["grouped heads" if case.grouped else "", "cached keys" if case.cached else "", f"on {case.device}"]
     return ", ".join(word for word in words if word)
 
 
-def draw_call(case: Case) -> tuple[Attention, ReductionSpec, Tensor]:
-    """The call, what to add up (all rows, half of them, a single one), and values to carry."""
-    draw = torch.Generator().manual_seed(zlib.crc32(repr(case).encode()))
+def draw_call(case: Case) -> tuple[AttentionCall, ReductionSpec, Tensor]:
+    """Draw the call, the rows to add up (all of them, half of them, a single one) and the carry."""
+    generator = torch.Generator().manual_seed(zlib.crc32(repr(case).encode()))
     kv, Q, K = HEADS // 2 if case.grouped else HEADS, KEYS - CACHED if case.cached else KEYS, KEYS
     dtype, device = DTYPES[case.dtype], case.device
-    q = torch.randn(BATCH, HEADS, Q, DIM, generator=draw).to(device, dtype)
-    k, v = torch.randn(2, BATCH, kv, K, DIM, generator=draw).to(device, dtype)
-    valid = _padding(case.padding, draw)
-    see = MASKS[case.mask](Q, K, None if case.padding == "none" else valid.to(device), draw)
-    if see.mask is not None:
-        mask = see.mask.to(device) if see.mask.dtype == torch.bool else see.mask.to(device, dtype)  # as SDPA asks
-        see = Visibility.by_mask(mask, Q, K, see.valid)
+    q = torch.randn(BATCH, HEADS, Q, DIM, generator=generator).to(device, dtype)
+    k, v = torch.randn(2, BATCH, kv, K, DIM, generator=generator).to(device, dtype)
+    valid = _draw_padding(case.padding, generator)
+    visibility = MASKS[case.mask](Q, K, None if case.padding == "none" else valid.to(device), generator)
+    if (mask := visibility.mask) is not None:  # SDPA needs an additive mask in the dtype of the queries
+        mask = mask.to(device) if mask.dtype == torch.bool else mask.to(device, dtype)
+        visibility = Visibility.from_mask(mask, Q, K, visibility.valid)
     rows = valid[:, K - Q :].to(device)  # [batch, query]
-    half = rows & (torch.rand(BATCH, Q, generator=draw) < 0.5).to(device)
+    half = rows & (torch.rand(BATCH, Q, generator=generator) < 0.5).to(device)
     single = F.one_hot(rows.int().argmax(-1), Q).bool() & rows
     weights = torch.stack([rows, half, single], -1).float()
-    entropy = row_mean(rows, see.seen_keys(device).mean(1).expand(BATCH, -1))
-    carry = torch.rand(BATCH, K, 3, generator=draw).to(device)
-    return Attention(q, k, v, see, 0.2), ReductionSpec(weights, entropy), carry
+    entropy_weights = entropy_row_weights(rows, visibility.count_visible_keys(device).mean(1).expand(BATCH, -1))
+    carry = torch.rand(BATCH, K, 3, generator=generator).to(device)
+    return AttentionCall(q, k, v, visibility, 0.2), ReductionSpec(weights, entropy_weights), carry
 
 
-def trials() -> Iterator[tuple[str, str, Trial]]:
-    """(device, dtype, trial): float32 on the CPU, bfloat16 on the accelerator."""
-    for device in devices():
+def iter_trials() -> Iterator[tuple[str, str, Trial]]:
+    """Yield (device, dtype, trial): float32 on the CPU, bfloat16 on the accelerator."""
+    for device in list_devices():
         dtype = "float32" if device == "cpu" else "bfloat16"
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            made = [make(device, DTYPES[dtype]) for make in (_denoiser, _causal, _windowed, _plain)]
-        yield from ((device, dtype, trial) for trial in made)
+        yield from ((device, dtype, trial) for trial in build_trials(device, DTYPES[dtype]))
 
 
-def try_out(device: str, dtype: str, trial: Trial) -> Verdict:
-    allowed = LAYERED * OUTPUT[DTYPES[dtype]]
+def check_model(device: str, dtype: str, trial: Trial) -> ModelCheck:
+    """Run a trial unwatched and watched, and compare the outputs."""
+    limit = MODEL_FACTOR * OUTPUT_TOLERANCE[DTYPES[dtype]]
     with torch.inference_mode():
-        plain = trial.plain().double()
+        unwatched = trial.run_unwatched().double()
         try:
-            watched = trial.watched().double()
+            watched = trial.run_watched().double()
         except UserError as problem:
-            return Verdict(device, dtype, trial.name, math.nan, allowed, str(problem))
-    return Verdict(device, dtype, trial.name, float((watched - plain).norm() / plain.norm()), allowed)
+            return ModelCheck(device, dtype, trial.name, math.nan, limit, str(problem))
+    return ModelCheck(device, dtype, trial.name, float((watched - unwatched).norm() / unwatched.norm()), limit)
 
 
-def _what_sets_apart(mine: list[Case], alike: list[Case]) -> str:
-    """What these cases have and others of their mask have not; "any" if nothing sets them apart."""
-    words = {"padding": "{} padding", "dtype": "{}", "grouped": "grouped heads: {}", "cached": "cached keys: {}"}
-    found = []
-    for name, word in words.items():
-        values = dict.fromkeys(getattr(case, name) for case in mine)
-        if len(values) < len({getattr(case, name) for case in alike}):
-            found.append(word.format(" or ".join({True: "yes", False: "no"}.get(v, v) for v in values)))
-    return ", ".join(found) or "any"
+def _describe_difference(cases: list[Case], same_mask: list[Case]) -> str:
+    """What distinguishes these cases from the others with their mask; "any" if nothing does."""
+    templates = {"padding": "{} padding", "dtype": "{}", "grouped": "grouped heads: {}", "cached": "cached keys: {}"}
+    words = []
+    for name, template in templates.items():
+        values = dict.fromkeys(getattr(case, name) for case in cases)
+        if len(values) < len({getattr(case, name) for case in same_mask}):
+            words.append(template.format(" or ".join({True: "yes", False: "no"}.get(v, v) for v in values)))
+    return ", ".join(words) or "any"
 
 
-# --- the models -----------------------------------------------------------------------------------------------------
-
-SHAPE = {
-    "vocab_size": 64,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "initializer_range": 0.2,  # a real initialiser's 0.02 would attend to everything alike
-    "pad_token_id": None,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
+# --- random masks -----------------------------------------------------------------------------------------------------
 
 
-def _denoiser(device: str, dtype: torch.dtype) -> Trial:
-    """A Llama without its causal mask, on two prompts of different lengths; a whole decoding is verified too."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    module = LlamaForCausalLM(LlamaConfig(**SHAPE, num_key_value_heads=4)).to(device, dtype).eval()
-    model = Model(module, ModelSpec("denoiser", "mdm", mask_id=63))
-    prompts = [list(range(1, 13)), list(range(20, 27))]
-    regions = Regions.from_spans([{"prompt": [(0, 12)]}, {"prompt": [(5, 12)]}], 20)
-    canvas = build_canvas(prompts, 8, 63)
-    canvas = replace(canvas, tokens=canvas.tokens.to(device), states=canvas.states.to(device))
-
-    def logits() -> Tensor:
-        return model.forward(canvas)[canvas.valid]
-
-    def watched() -> Tensor:
-        decode(model, prompts, new_tokens=8, steps=4, regions=regions, watch=Watch("full", verify=True))
-        return _under_watch(module, logits)
-
-    return Trial("masked diffusion, left padding", logits, watched)
-
-
-def _causal(device: str, dtype: torch.dtype) -> Trial:
-    """A Llama with grouped heads: a left-padded prompt, then one more token on its cache."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    module = LlamaForCausalLM(LlamaConfig(**SHAPE, num_key_value_heads=2)).to(device, dtype).eval()
-    tokens, valid = _tokens(device)
-
-    def logits() -> Tensor:
-        start = module(tokens[:, :-1], attention_mask=valid[:, :-1].long(), use_cache=True)
-        more = module(tokens[:, -1:], attention_mask=valid.long(), past_key_values=start.past_key_values)
-        return torch.cat([start.logits, more.logits], 1)[valid]
-
-    return Trial("causal, grouped heads, cache, left padding", logits, lambda: _under_watch(module, logits))
-
-
-def _windowed(device: str, dtype: torch.dtype) -> Trial:
-    from transformers import MistralConfig, MistralForCausalLM
-
-    config = MistralConfig(**SHAPE, num_key_value_heads=2, sliding_window=6)
-    module = MistralForCausalLM(config).to(device, dtype).eval()
-    tokens, valid = _tokens(device)
-
-    def logits() -> Tensor:
-        out: Tensor = module(tokens, attention_mask=valid.long(), use_cache=False).logits
-        return out[valid]
-
-    return Trial("sliding window, left padding", logits, lambda: _under_watch(module, logits))
-
-
-class _Layer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv, self.out_proj = nn.Linear(64, 192), nn.Linear(64, 64)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).view(*x.shape[:2], 3, 4, 16).permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(q * 4, k, v, is_causal=True)
-        added: Tensor = self.out_proj(attended.transpose(1, 2).flatten(2))
-        return x + added
-
-
-def _plain(device: str, dtype: torch.dtype) -> Trial:
-    module = nn.Sequential(nn.Embedding(64, 64), _Layer(), _Layer(), nn.Linear(64, 64)).to(device, dtype).eval()
-    tokens, _ = _tokens(device)
-    return Trial(
-        "plain torch, scaled_dot_product_attention",
-        lambda: module(tokens),
-        lambda: _under_watch(module, lambda: module(tokens)),
-    )
-
-
-def _tokens(device: str) -> tuple[Tensor, Tensor]:
-    """Two rows of tokens, the second with left padding."""
-    tokens = torch.arange(1, 49).reshape(2, 24)
-    valid = torch.ones_like(tokens, dtype=torch.bool)
-    valid[1, :7] = False
-    return tokens.to(device), valid.to(device)
-
-
-def _under_watch(module: nn.Module, run: Callable[[], Tensor]) -> Tensor:
-    with watch(module, keep="full", verify=True) as seen:
-        out = run()
-    assert seen.traces
-    return out
-
-
-# --- the calls ------------------------------------------------------------------------------------------------------
-
-
-def _padding(kind: str, draw: torch.Generator) -> Tensor:
-    """Valid keys [batch, key]; the first sample is always whole."""
+def _draw_padding(kind: str, generator: torch.Generator) -> Tensor:
+    """Valid keys [batch, key]; the first sample has no padding."""
     valid = torch.ones(BATCH, KEYS, dtype=torch.bool)
     for b, n in enumerate((0, 5, 60)):
         match kind:
@@ -394,48 +300,49 @@ def _padding(kind: str, draw: torch.Generator) -> Tensor:
             case "right":
                 valid[b, KEYS - n :] = False
             case "holes":
-                valid[b, torch.randint(1, KEYS - 1, (n,), generator=draw)] = False
+                valid[b, torch.randint(1, KEYS - 1, (n,), generator=generator)] = False
     return valid
 
 
-def _some_pairs(Q: int, K: int, draw: torch.Generator) -> Tensor:
-    """A boolean mask of its own for every sample and head; a query always sees itself."""
+def _draw_mask(Q: int, K: int, generator: torch.Generator) -> Tensor:
+    """A boolean mask that differs by sample and head; a query always sees its own key."""
     own = torch.arange(K) == torch.arange(K - Q, K)[:, None]
-    return (torch.rand(BATCH, HEADS, Q, K, generator=draw) < 0.6) | own
+    return (torch.rand(BATCH, HEADS, Q, K, generator=generator) < 0.6) | own
 
 
-def _biases(Q: int, K: int, draw: torch.Generator) -> Tensor:
-    return torch.randn(1, HEADS, Q, K, generator=draw).where(_some_pairs(Q, K, draw)[:1], -torch.inf)
+def _draw_bias(Q: int, K: int, generator: torch.Generator) -> Tensor:
+    """An additive mask that differs by head and hides some pairs."""
+    return torch.randn(1, HEADS, Q, K, generator=generator).where(_draw_mask(Q, K, generator)[:1], -torch.inf)
 
 
-def _prefix_is_seen(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    """A prefix language model: causal, but the first keys are seen by all, more of them in later samples."""
+def _prefix_rule(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    """A prefix language model: causal, but every query sees the first keys, more of them in later samples."""
     return (k <= q) | (k < 4 + 3 * b)
 
 
-# --- the facts ------------------------------------------------------------------------------------------------------
+# --- facts ----------------------------------------------------------------------------------------------------------
 
 
-def _kernel(device: str, dtype: torch.dtype) -> str:
-    """The kernel F.scaled_dot_product_attention takes here without a mask."""
+def _sdpa_kernel(device: str, dtype: torch.dtype) -> str:
+    """The kernel that F.scaled_dot_product_attention chooses here without a mask."""
     x = torch.zeros(1, 8, 256, 64, device=device, dtype=dtype)
     return SDPBackend(torch._fused_sdp_choice(x, x, x)).name.lower().removesuffix("_attention")
 
 
-def _version(package: str) -> str:
+def _installed_version(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:
         return "not installed"
 
 
-def _without_nan(value: Any) -> Any:
-    """JSON has no word for NaN: null."""
+def _replace_nan(value: Any) -> Any:
+    """Replace NaN by None: JSON has no NaN."""
     match value:
         case dict():
-            return {key: _without_nan(x) for key, x in value.items()}
+            return {key: _replace_nan(x) for key, x in value.items()}
         case list():
-            return [_without_nan(x) for x in value]
+            return [_replace_nan(x) for x in value]
         case float() if math.isnan(value):
             return None
     return value

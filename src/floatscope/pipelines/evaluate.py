@@ -1,66 +1,121 @@
-"""`evaluate`: every question of a file, asked and scored, into a folder that can be broken off and gone on with.
+"""`evaluate`: answer every question of a file, score the answers, write a folder that survives a crash.
 
     evaluation = evaluate(model, read_samples("nq.jsonl"), "runs/mdm-5", passages=5, new_tokens=32)
-    for answered in evaluation: print(answered.done, answered.total, answered.acc)
-    open_evaluation("runs/mdm-5").table            # a row per sample: acc, em, f1, what was said
-    evaluation.told                                # what was cut to fit, in sentences
-    evaluate(…, edits="mask_anchors(k=5)", measure=True)    # of an edited model; likelihood, order and floating beside
+    evaluation.table                               # a row per sample: acc, em, f1, the prediction
+    job = plan_evaluation(model, samples, "runs/mdm-5", passages=5)
+    for event in job: print(event.done, event.total, event.acc)
+    job.notes                                      # what was cut to fit the context
+    evaluate(…, edits="mask_anchors(k=5)", measure=True)    # with edited attention; NLL, order and floating as well
 
-    runs/mdm-5/run.json              what was asked, by what, on what
-    runs/mdm-5/predictions.jsonl     a line per sample, written batch by batch
-    runs/mdm-5/traces/               a run of traces, of the first samples, where some were asked for
+    runs/mdm-5/run.json              settings, provenance, sample ids
+    runs/mdm-5/predictions.jsonl     one line per sample, written batch by batch
+    runs/mdm-5/traces/               a run of traces of the first samples, if asked for
 
-The same batches are decoded whatever happens, and a batch is written whole or not at all: what was resumed has the
-bytes of what was not broken.
+The batches are always the same, and a batch is written as a whole or not at all, so a resumed evaluation has the bytes
+of an unbroken one.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from floatscope.analysis.evaluations import EVALUATION, LIKELIHOODS, PREDICTIONS, read_predictions
+from floatscope.analysis.anchor_movement import floating_index, top_keys
+from floatscope.analysis.commit_order import kendall
+from floatscope.analysis.evaluations import (
+    EVALUATION,
+    LIKELIHOODS,
+    PREDICTIONS_FILE,
+    Evaluation,
+    open_predictions,
+    read_predictions,
+)
+from floatscope.analysis.trace_view import TraceView
 from floatscope.capture.watcher import Watch
 from floatscope.errors import UserError
 from floatscope.interventions.edits import Edit
 from floatscope.interventions.recipes import parse_edits
 from floatscope.models.model import Model
-from floatscope.pipelines import prompts
-from floatscope.pipelines.asking import PromptItem, batch_regions, batches, require_tokenizer, threads_for
+from floatscope.pipelines.batching import limit_threads, make_batches
 from floatscope.pipelines.decode import Decoding, decode
-from floatscope.pipelines.likelihood import answer_nll
-from floatscope.pipelines.measures import FIELDS, has_nll, has_target_answer, known, measure_trace
-from floatscope.pipelines.posing import Passages, PromptConfig, build_items, choose
+from floatscope.pipelines.likelihood import answer_nll, encode_continuation
+from floatscope.pipelines.prompting import (
+    PassageChoice,
+    PromptConfig,
+    PromptItem,
+    batch_regions,
+    build_items,
+    choose_passages,
+    require_tokenizer,
+    uses_chat_template,
+)
 from floatscope.pipelines.trace import TraceJob, plan_trace
 from floatscope.sampling import Sampling
 from floatscope.sampling.settings import resolve_sampling
 from floatscope.tasks.sample import Sample
-from floatscope.tasks.score import abstains, acc, em, f1, is_unanswerable
-from floatscope.tasks.template import template
+from floatscope.tasks.scores import abstains, acc, em, f1, is_unanswerable
+from floatscope.tasks.template import load_template
 from floatscope.traces import Run, Trace, create_run
-from floatscope.traces.record import write_record
 from floatscope.traces.run import check_run
+from floatscope.traces.run_record import write_record
 
 TRACES = "traces"
+MEASURE_FIELDS = ("received", "uniform", "visible_rows", "eligible")
+"""The trace fields that the floating index needs."""
 
 
 @dataclass(frozen=True)
 class BatchAnswered:
-    """A batch is on the disk."""
+    """A batch has been written to disk."""
 
     done: int
     total: int
-    acc: float  # so far; NaN where only likelihoods are asked for
+    acc: float  # mean so far; NaN if only likelihoods are computed
     seconds: float  # since this start
-    left: float  # seconds the rest will take at this pace
+    seconds_left: float  # for the remaining samples, at the present rate
+
+
+def evaluate(
+    model: Model,
+    samples: Sequence[Sample],
+    out: str | Path,
+    *,
+    on_progress: Callable[[BatchAnswered], None] | None = None,
+    **settings: Any,
+) -> Evaluation:
+    """Answer and score every sample, and open the folder of predictions.
+
+    Args:
+        model: A model from `fs.load`.
+        samples: Questions, as `fs.read_samples` returns them.
+        out: The folder. An interrupted evaluation resumes.
+        on_progress: Called after each batch.
+        **settings: As for `plan_evaluation`: `passages`, `shots`, `template`, `batch_size`, … and the settings of
+            `Sampling` (`new_tokens`, `steps`, `sampler`, …).
+
+    Returns:
+        The evaluation: `evaluation.table` has a row per sample with `acc`, `em`, `f1` and `prediction`.
+
+        samples = fs.read_samples("twin:reading-1", limit=4)
+        evaluation = fs.evaluate(fs.load("twin:mdm"), samples, "runs/eval", new_tokens=8)
+        evaluation.table["acc"].mean()
+    """
+    job = plan_evaluation(model, samples, out, **settings)
+    for event in job:
+        if on_progress is not None:
+            on_progress(event)
+    for _ in job.plan_traces() or ():
+        pass
+    return open_predictions(out)
 
 
 def plan_evaluation(
@@ -68,12 +123,12 @@ def plan_evaluation(
     samples: Sequence[Sample],
     out: str | Path,
     *,
-    passages: Passages = "all",
+    passages: PassageChoice = "all",
     shots: int = 0,
-    prompt: str | Path = "default",
+    template: str | Path = "default",
     chat: bool | None = None,
-    batch: int | None = None,
-    trace: int = 0,
+    batch_size: int | None = None,
+    trace_samples: int = 0,
     attention: bool = False,
     placement: str | None = None,
     extra_masks: int = 0,
@@ -85,248 +140,305 @@ def plan_evaluation(
     source: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> EvaluationJob:
-    """Everything is checked here; samples are asked as the result is iterated. `settings` are those of `Sampling`.
+    """Check everything and return a job; iterating the job answers the samples.
 
-    `trace` of the samples, the first, are watched as well. Shots are other samples of the same file with their answers
-    and gold passages, drawn for each sample by its id. `edits` are at work while it answers, as in `decode`. `measure`
-    adds to every line the negative log-likelihood of the first right answer, the order of the commits and the floating
-    index; `nll_only` asks for that likelihood and nothing else, which is one decoding instead of two.
+    Args:
+        model: A model from `fs.load`.
+        samples: The questions.
+        out: The folder.
+        passages: How many passages to show: a number (gold first), `gold` or `all`.
+        shots: How many other samples to show with their answers and gold passages, drawn for each sample by its id.
+        template: The name of a prompt template, or a file.
+        chat: Whether prompts go through the chat template. Default: if the tokenizer has one.
+        batch_size: Samples per batch. Default: 8, on a GPU 32.
+        trace_samples: How many of the first samples are traced as well (`EvaluationJob.plan_traces`).
+        attention: Measure the attention of the predicting rows on gold and other passages.
+        placement: Where the question stands among the passages.
+        extra_masks: Masks after the answer that are never filled (MDMs only).
+        filler: A text after the answer (MDMs only).
+        edits: Edits of the attention, as in `decode`.
+        measure: Add the NLL of the first answer, the order of the commits and the floating index to each line.
+        nll_only: Compute that NLL and nothing else, which needs one decoding instead of two.
+        preset: The settings of a model's authors, `llada` or `dream`.
+        source: Where the samples come from, for the run's settings.
+        **settings: The settings of `Sampling`.
     """
     if not isinstance(model, Model):
         raise UserError(f"evaluate needs a floatscope Model (fs.load), got {type(model).__name__}")
-    if shots < 0 or trace < 0 or extra_masks < 0:
-        raise UserError(f"shots, traces and extra masks are 0 or more, got {min(shots, trace, extra_masks)}")
+    if shots < 0 or trace_samples < 0 or extra_masks < 0:
+        raise UserError(
+            f"shots, trace_samples and extra_masks must be 0 or more, got {min(shots, trace_samples, extra_masks)}"
+        )
     if (extra_masks or filler) and model.spec.paradigm != "mdm":
-        raise UserError(f"{model.spec.name} writes from left to right: nothing can stand behind its answer")
-    if trace and edits:
-        raise UserError("traces are of the model as it is; leave out trace, or the edits")
-    chosen = [choose(sample, passages) for sample in samples]
+        raise UserError(f"{model.spec.name} is autoregressive: nothing can stand after its answer")
+    if trace_samples and edits:
+        raise UserError("an evaluation with edits cannot be traced; leave out trace_samples or the edits")
     settings = {name: value for name, value in settings.items() if value is not None}
     if model.spec.paradigm == "arm" and settings.get("steps") == settings.get("new_tokens"):
-        settings.pop("steps", None)  # a step per token is what it takes
-    asked = PromptConfig(template(prompt), passages, shots, placement, extra_masks, filler, attention)
-    how = resolve_sampling(model.spec.paradigm, preset, **settings)
-    if nll_only and not has_nll(model, how):
-        raise UserError(f"{model.spec.name} writes no end of text, and the likelihood of an answer is up to its end")
-    items, told = build_items(model, chosen, asked, chat, how.new_tokens, settings.get("seed", 0))
-    evaluation = EvaluationJob(
-        model,
-        Path(out),
-        items,
-        asked,
-        chat,
-        batch,
-        trace,
-        parse_edits(edits),
-        measure,
-        nll_only,
-        dict(source or {}),
-        {"preset": preset, **settings},
-        told,
+        settings.pop("steps", None)  # an ARM takes one step per token anyway
+    sampling = resolve_sampling(model.spec.paradigm, preset, **settings)
+    if nll_only and not has_nll(model, sampling):
+        raise UserError(
+            f"{model.spec.name} writes no end of text, and the likelihood of an answer includes its end; use a model"
+            " with an end token, and eos='free'"
+        )
+    config = PromptConfig(load_template(template), passages, shots, placement, extra_masks, filler, attention)
+    shown = [choose_passages(sample, passages) for sample in samples]
+    items, notes = build_items(model, shown, config, chat, sampling.new_tokens, settings.get("seed", 0))
+    job = EvaluationJob(
+        model=model,
+        path=Path(out),
+        items=items,
+        prompt_config=config,
+        chat=chat,
+        batch_size=batch_size,
+        trace_samples=trace_samples,
+        edits=parse_edits(edits),
+        measure=measure,
+        nll_only=nll_only,
+        source=dict(source or {}),
+        arguments={"preset": preset, **settings},
+        notes=notes,
     )
-    evaluation.check()
-    return evaluation
+    job.check()
+    return job
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class EvaluationJob:
-    """Ready to be iterated; again, and it goes on with what is missing."""
+    """A checked plan. Iterating it answers the samples that are missing; iterating it again resumes."""
 
     model: Model
     path: Path
     items: list[PromptItem]
     prompt_config: PromptConfig
     chat: bool | None
-    batch: int | None
-    trace: int
+    batch_size: int | None
+    trace_samples: int
     edits: tuple[Edit, ...]
     measure: bool
     nll_only: bool
     source: dict[str, Any]
-    arguments: dict[str, Any]
-    notes: list[str]
+    arguments: dict[str, Any]  # of `decode`
+    notes: list[str]  # what was cut to fit the context
 
     def __repr__(self) -> str:
-        return f"Evaluation({self.model.spec.name}: {self.finished} of {len(self.items)} samples, in {self.path})"
+        return f"EvaluationJob({self.model.spec.name}: {self.finished} of {len(self.items)} samples, in {self.path})"
 
     def __iter__(self) -> Iterator[BatchAnswered]:
-        by_name = {item.sample.id: item for item in self.items}
-        began, fresh = time.monotonic(), 0
-        with create_run(self.path, self.settings, self.names, plan=self.plan, resume=True) as run:
+        by_id = {item.sample.id: item for item in self.items}
+        began, answered = time.monotonic(), 0
+        with create_run(self.path, self.settings, self.sample_ids, plan=self.batch_plan, resume=True) as run:
             assert run.plan is not None
-            scores = [_score(line) for line in _go_on(run)]
-            for names in run.plan[_batches_in(run.plan, len(scores)) :]:
-                lines = self._answer([by_name[name] for name in names])
-                _append(self.path / PREDICTIONS, lines)
-                fresh += len(lines)
-                scores += [_score(line) for line in lines]
+            scores = [_read_acc(line) for line in _resume_predictions(run)]
+            for ids in run.plan[_count_batches(run.plan, len(scores)) :]:
+                lines = self._answer([by_id[sample] for sample in ids])
+                _append(self.path / PREDICTIONS_FILE, lines)
+                answered += len(lines)
+                scores += [_read_acc(line) for line in lines]
                 seconds = time.monotonic() - began
-                left = seconds / fresh * (len(self.items) - len(scores))
-                yield BatchAnswered(len(scores), len(self.items), _mean(scores), seconds, left)
+                left = seconds / answered * (len(self.items) - len(scores))
+                mean = float(np.mean(scores)) if scores else float("nan")
+                yield BatchAnswered(len(scores), len(self.items), mean, seconds, left)
             write_record(self.path, {**run.record, "status": "finished"})
 
     def check(self) -> None:
-        """Refuse edits the model or a sample cannot have, and a folder that holds something else."""
+        """Refuse edits that do not fit the model or a sample, and a folder with other contents."""
         if self.edits:
-            for some in batches(self.model, self.items, self.batch):
-                decode(self.model, [item.ids for item in some], **self._around(some))
-        check_run(self.path, self.settings, self.names, plan=self.plan, resume=True)
+            for items in make_batches(self.model, self.items, self.batch_size):
+                decode(self.model, [item.ids for item in items], **self._decode_arguments(items))
+        check_run(self.path, self.settings, self.sample_ids, plan=self.batch_plan, resume=True)
 
     @property
     def sampling(self) -> Sampling:
+        """The sampling settings, with all defaults filled in."""
         return resolve_sampling(self.model.spec.paradigm, **self.arguments)
 
     @property
-    def names(self) -> list[str]:
+    def sample_ids(self) -> list[str]:
+        """The ids of the samples, in the order of the file."""
         return [item.sample.id for item in self.items]
 
     @property
     def finished(self) -> int:
+        """The number of samples that are on disk now."""
         return len(read_predictions(self.path))
 
     @property
-    def plan(self) -> list[list[str]]:
-        return [[item.sample.id for item in some] for some in batches(self.model, self.items, self.batch)]
+    def batch_plan(self) -> list[list[str]]:
+        """The sample ids of each batch."""
+        return [[item.sample.id for item in items] for items in make_batches(self.model, self.items, self.batch_size)]
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All that the predictions depend on."""
-        asked = [[item.sample.id, item.prompt.text, *item.sample.answers] for item in self.items]
+        """Everything that the predictions depend on."""
+        contents = [[item.sample.id, item.prompt.text, *item.sample.answers] for item in self.items]
+        edits = {"edits": [str(edit) for edit in self.edits], "edits_sha256": _digest_edits(self.edits)}
         return {
             **self.model.metadata,
             **self.sampling.as_json,
             **self.prompt_config.as_json,
-            **(
-                {"edits": [str(edit) for edit in self.edits], "edits_sha256": _digest(self.edits)} if self.edits else {}
-            ),
+            **(edits if self.edits else {}),
             **({"measure": True} if self.measure else {}),
-            "what": LIKELIHOODS if self.nll_only else EVALUATION,
-            "template": "chat" if prompts.uses_template(self.model, self.chat) else None,
-            "samples_sha256": hashlib.sha256(json.dumps(asked).encode()).hexdigest(),
+            "kind": LIKELIHOODS if self.nll_only else EVALUATION,
+            "chat": uses_chat_template(self.model, self.chat),
+            "samples_sha256": hashlib.sha256(json.dumps(contents).encode()).hexdigest(),
             **self.source,
         }
 
-    def traces(self) -> TraceJob | None:
-        """The first samples, watched, as a run inside this one; to be iterated."""
-        if not self.trace:
+    def plan_traces(self) -> TraceJob | None:
+        """A job that traces the first samples into a run inside this folder; None if no traces are asked for."""
+        if not self.trace_samples:
             return None
-        first = self.items[: self.trace]
-        written = {item.sample.id: item.prompt for item in first}
+        first = self.items[: self.trace_samples]
+        prompts = {item.sample.id: item.prompt for item in first}
         return plan_trace(
             self.model,
             [item.sample for item in first],
             self.path / TRACES,
-            batch=self.batch,
+            batch_size=self.batch_size,
             chat=self.chat,
             source={**self.prompt_config.as_json, **self.source},
-            write=lambda sample: written[sample.id],
+            build_prompt=lambda sample: prompts[sample.id],
             **self.arguments,
         )
 
     def _answer(self, items: Sequence[PromptItem]) -> list[dict[str, Any]]:
-        with threads_for(self.model):
+        """The lines of `predictions.jsonl` for a batch."""
+        with limit_threads(self.model):
             if self.nll_only:
-                nlls = zip(items, self._nll(items), strict=True)
+                nlls = zip(items, self._compute_nll(items), strict=True)
                 return [{"id": item.sample.id, "measures": {"nll": nll}} for item, nll in nlls]
             decoding = self._decode(items)
-            lines = [_line(item, text) for item, text in zip(items, decoding.texts, strict=True)]
+            lines = [_score_answer(item, text) for item, text in zip(items, decoding.texts, strict=True)]
             traces = decoding.traces if self.prompt_config.attention or self.measure else []
             if self.prompt_config.attention:
-                ends = [len(item.ids) + max(1, len(new)) for item, new in zip(items, decoding.generated, strict=True)]
+                ends = [
+                    len(item.ids) + max(1, len(new)) for item, new in zip(items, decoding.generated_ids, strict=True)
+                ]
                 for line, trace, end in zip(lines, traces, ends, strict=True):
-                    line["attention"] = _attention(trace, end)
+                    line["attention"] = _passage_attention(trace, end)
             if self.measure:
-                for line, trace, nll in zip(lines, traces, self._nll(items), strict=True):
+                for line, trace, nll in zip(lines, traces, self._compute_nll(items), strict=True):
                     line["measures"] = {"nll": nll, **measure_trace(trace)}
         return lines
 
     def _decode(self, items: Sequence[PromptItem]) -> Decoding:
-        fields = (*(("row_regions",) if self.prompt_config.attention else ()), *(FIELDS if self.measure else ()))
+        attention = ("row_regions",) if self.prompt_config.attention else ()
+        fields = (*attention, *(MEASURE_FIELDS if self.measure else ()))
         watch = Watch(fields=fields) if fields else None
-        return decode(self.model, [item.ids for item in items], watch=watch, **self._around(items))
+        return decode(self.model, [item.ids for item in items], watch=watch, **self._decode_arguments(items))
 
-    def _nll(self, items: Sequence[PromptItem]) -> list[float | None]:
-        """Of each sample's first right answer; None without one, or where it is too long."""
-        new = self.sampling.new_tokens
-        able = [
-            item for item in items if has_nll(self.model, self.sampling) and has_target_answer(self.model, item, new)
-        ]
-        if not able:
+    def _compute_nll(self, items: Sequence[PromptItem]) -> list[float | None]:
+        """The NLL of each sample's first answer; None without an answer, or if it is too long."""
+        new_tokens = self.sampling.new_tokens
+        usable = [item for item in items if has_target_answer(self.model, item, new_tokens)]
+        if not usable or not has_nll(self.model, self.sampling):
             return [None] * len(items)
-        told = {**self._around(able), "new_tokens": new, "stop": None}
-        told["watch"] = Watch(fields=("received",))  # edited or not, attention is computed in the same way
-        answers = [item.sample.answers[0] for item in able]
-        found = answer_nll(self.model, [item.ids for item in able], answers, chat=self.chat, **told)
-        by_name = {item.sample.id: known(nll) for item, nll in zip(able, found, strict=True)}
-        return [by_name.get(item.sample.id) for item in items]
+        arguments = {**self._decode_arguments(usable), "new_tokens": new_tokens, "stop": None}
+        arguments["watch"] = Watch(fields=("received",))  # so that attention runs the same way with and without edits
+        answers = [item.sample.answers[0] for item in usable]
+        nlls = answer_nll(self.model, [item.ids for item in usable], answers, chat=self.chat, **arguments)
+        by_id = {item.sample.id: finite_or_none(nll) for item, nll in zip(usable, nlls, strict=True)}
+        return [by_id.get(item.sample.id) for item in items]
 
-    def _around(self, items: Sequence[PromptItem]) -> dict[str, Any]:
-        """What `decode` is told of a batch besides its prompts."""
-        behind = self.prompt_config.suffix_ids(self.model)
-        suffix = 0 if self.model.spec.paradigm == "arm" else len(require_tokenizer(self.model).suffix)
-        everywhere = {name for item in self.items for name in item.tokens} if self.edits else set()
+    def _decode_arguments(self, items: Sequence[PromptItem]) -> dict[str, Any]:
+        """The arguments of `decode` for a batch, except its prompts."""
+        suffix = self.prompt_config.suffix_ids(self.model)
+        chat_suffix = 0 if self.model.spec.paradigm == "arm" else len(require_tokenizer(self.model).suffix)
+        extra_regions = {name for item in self.items for name in item.tokens} if self.edits else set()
         return {
             "samples": [item.sample.id for item in items],
-            "regions": batch_regions(items, self.sampling.new_tokens, len(behind) + suffix, sorted(everywhere)),
-            "behind": behind,
+            "regions": batch_regions(items, self.sampling.new_tokens, len(suffix) + chat_suffix, sorted(extra_regions)),
+            "suffix": suffix,
             "edits": self.edits,
             **self.arguments,
         }
 
 
-def _line(item: PromptItem, said: str) -> dict[str, Any]:
+def measure_trace(trace: Trace) -> dict[str, float | None]:
+    """What an experiment measures of a decoding besides its score; None where a value is not defined.
+
+    `order` is Kendall's τ of commit step and position. `floating` is the index within the sample, mean over layers.
+    """
+    arrays = trace.arrays
+    return {
+        "order": finite_or_none(kendall(arrays["commit_step"], arrays["commit_position"])),
+        "floating": finite_or_none(float(floating_index(top_keys(TraceView(trace)))["within"].mean())),
+    }
+
+
+def has_nll(model: Model, sampling: Sampling) -> bool:
+    """Whether answers have an end, which the likelihood of an answer includes."""
+    return bool(model.spec.stop_ids) and sampling.eos == "free"
+
+
+def has_target_answer(model: Model, item: PromptItem, new_tokens: int) -> bool:
+    """Whether the sample has an answer that fits into the new tokens together with its end."""
+    if not item.sample.answers or not item.sample.answers[0].strip():
+        return False
+    ids = encode_continuation(require_tokenizer(model), item.ids, item.sample.answers[0])
+    return 0 < len(ids) < new_tokens and not {model.spec.mask_id, *model.spec.stop_ids} & set(ids)
+
+
+def finite_or_none(value: float) -> float | None:
+    """The value, or None if it is NaN or infinite, which JSON does not have."""
+    return value if math.isfinite(value) else None
+
+
+def _score_answer(item: PromptItem, prediction: str) -> dict[str, Any]:
     sample = item.sample
     unanswerable = is_unanswerable(sample)
-    right = float(abstains(said)) if unanswerable else acc(said, sample.answers)
+    accuracy = float(abstains(prediction)) if unanswerable else acc(prediction, sample.answers)
     return {
         "id": sample.id,
-        "prediction": said,
+        "prediction": prediction,
         "answers": list(sample.answers),
-        "acc": right,
-        "em": right if unanswerable else em(said, sample.answers),
-        "f1": right if unanswerable else f1(said, sample.answers),
-        "abstained": abstains(said),
+        "acc": accuracy,
+        "em": accuracy if unanswerable else em(prediction, sample.answers),
+        "f1": accuracy if unanswerable else f1(prediction, sample.answers),
+        "abstained": abstains(prediction),
         "unanswerable": unanswerable,
         "passages": len(sample.passages),
         "tokens": len(item.ids),
     }
 
 
-def _attention(trace: Trace, end: int) -> dict[str, float]:
-    """What the rows that decide the answer, up to its end, give to gold and to other passages, mean over layers and
-    heads; and what share of the canvas those are."""
+def _passage_attention(trace: Trace, end: int) -> dict[str, float]:
+    """The attention that the predicting rows of the answer give to gold and to other passages, mean over layers and
+    heads; and the share of the canvas that those passages are."""
     names, member = list(trace.coords["region"]), trace.arrays["region_member"]
-    answer = trace.arrays["commit_position"] < end
-    mass = trace.arrays["row_regions"][answer].astype(np.float64).mean((0, 1, 2))
+    in_answer = trace.arrays["commit_position"] < end
+    mass = trace.arrays["row_regions"][in_answer].astype(np.float64).mean((0, 1, 2))
     documents = [i for i, name in enumerate(names) if name.startswith("document ")]
     gold = names.index("gold") if "gold" in names else None
-    on_gold, of_gold = (0.0, 0.0) if gold is None else (mass[gold], member[:, gold].mean())
+    gold_mass, gold_share = (0.0, 0.0) if gold is None else (mass[gold], member[:, gold].mean())
     return {
-        "gold_mass": float(on_gold),
-        "gold_share": float(of_gold),
-        "other_mass": float(sum(mass[i] for i in documents) - on_gold),
-        "other_share": float(sum(member[:, i].mean() for i in documents) - of_gold),
+        "gold_mass": float(gold_mass),
+        "gold_share": float(gold_share),
+        "other_mass": float(sum(mass[i] for i in documents) - gold_mass),
+        "other_share": float(sum(member[:, i].mean() for i in documents) - gold_share),
     }
 
 
-def _go_on(run: Run) -> list[dict[str, Any]]:
-    """What is kept of an earlier start: whole batches, in the order they are decoded in; the rest is cut off."""
+def _resume_predictions(run: Run) -> list[dict[str, Any]]:
+    """The complete batches of an earlier start, in the order of the plan. The file is cut after them."""
     lines = read_predictions(run.path)
     assert run.plan is not None
-    order = [name for names in run.plan for name in names]
+    order = [sample for ids in run.plan for sample in ids]
     same = next((i for i, line in enumerate(lines) if i >= len(order) or line["id"] != order[i]), len(lines))
-    keep = sum(len(names) for names in run.plan[: _batches_in(run.plan, same)])
-    file = run.path / PREDICTIONS
+    keep = sum(len(ids) for ids in run.plan[: _count_batches(run.plan, same)])
+    file = run.path / PREDICTIONS_FILE
     if file.exists():
-        kept = b"".join(line + b"\n" for line in file.read_bytes().split(b"\n")[:keep])
-        os.truncate(file, len(kept))
+        head = b"".join(line + b"\n" for line in file.read_bytes().split(b"\n")[:keep])
+        os.truncate(file, len(head))
     return lines[:keep]
 
 
-def _batches_in(plan: Sequence[Sequence[str]], count: int) -> int:
-    """How many batches the first so many lines are."""
-    at = np.cumsum([len(names) for names in plan])
-    return int((at <= count).sum())
+def _count_batches(plan: Sequence[Sequence[str]], lines: int) -> int:
+    """How many complete batches the first lines of the file are."""
+    ends = np.cumsum([len(ids) for ids in plan])
+    return int((ends <= lines).sum())
 
 
 def _append(file: Path, lines: Sequence[Mapping[str, Any]]) -> None:
@@ -337,17 +449,15 @@ def _append(file: Path, lines: Sequence[Mapping[str, Any]]) -> None:
             opened.flush()
             os.fsync(opened.fileno())
     except OSError as error:
-        raise UserError(f"cannot write {file}: {error.strerror}; mend that, and the same command goes on") from error
+        raise UserError(
+            f"cannot write {file}: {error.strerror}; fix that and run the same command again, it resumes"
+        ) from error
 
 
-def _score(line: Mapping[str, Any]) -> float:
+def _read_acc(line: Mapping[str, Any]) -> float:
     return float(line.get("acc", np.nan))
 
 
-def _digest(edits: Sequence[Edit]) -> str:
-    """Of all an edit says: two may be called the same."""
+def _digest_edits(edits: Sequence[Edit]) -> str:
+    """A digest of all fields of the edits: two different edits may have the same name."""
     return hashlib.sha256(repr(edits).encode()).hexdigest()
-
-
-def _mean(scores: Sequence[float]) -> float:
-    return float(np.mean(scores)) if scores else float("nan")

@@ -1,70 +1,77 @@
-"""`final_state`: one more forward, over what a decoding has finished. What a picture of "the attention" often is.
+"""`final_state`: one more forward over the finished sequences of a decoding, as in most pictures of "the attention".
 
-(trace,) = final_state(decode(model, "What floats?"), Watch())          # never mixed with traces of steps
+(trace,) = final_state(decode(model, "What floats?"), Watch())      # never mixed with traces of steps
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import torch
 
 from floatscope.canvas import CanvasState, Commits, Step
+from floatscope.capture.hooks import attach
 from floatscope.capture.watcher import Watch, Watcher
-from floatscope.capture.ways import attach
 from floatscope.errors import UserError
 from floatscope.pipelines.decode import Decoding
-from floatscope.pipelines.watch import recorder_for
+from floatscope.pipelines.watch import build_recorder
 from floatscope.schema import State
 from floatscope.traces import Trace
 
 
 def final_state(decoding: Decoding, watch: Watch | None = None) -> list[Trace]:
-    """One forward over each finished sequence.
+    """Capture one forward over the finished sequences of a decoding.
 
-    A trace of one step for each prompt, marked `state: final`; its commits are all of the decoding's, with their
-    predicting rows.
+    Args:
+        decoding: from `fs.decode`, without edits; remaining steps run first.
+        watch: what to capture; the default is `fs.Watch()`.
+
+    Returns:
+        One trace per prompt, each with a single step and the meta entry `state: final`. Its commits are all commits of
+        the decoding, with their predicting rows.
+
+    Example:
+        >>> out = fs.decode(model, "What floats?", new_tokens=8)
+        >>> (trace,) = fs.final_state(out)
+        >>> trace.received().shape                  # (1, layer, key)
     """
     if not isinstance(decoding, Decoding):
-        raise UserError(f"final_state looks at what fs.decode gave, got {type(decoding).__name__}")
+        raise UserError(f"final_state needs the result of fs.decode, got {type(decoding).__name__}")
     if watch is not None and not isinstance(watch, Watch):
         raise UserError(f"watch must be a fs.Watch(…) or None, got {watch!r}")
     if watch is not None and watch.influence:
-        raise UserError("influence is of a step and what it commits, and final_state is no step; leave influence out")
+        raise UserError("influence needs the commits of a step, and final_state has no steps; leave influence out")
     if decoding.meta.get("edits"):
-        raise UserError("final_state looks with the model as it is, and this decoding was edited; decode without edits")
+        raise UserError("final_state runs the unedited model, but this decoding was edited; decode without edits")
     steps, model = decoding.steps, decoding.model
     if not steps:
-        raise UserError("nothing was decoded: no prompt had a mask to fill")
-    canvas = _finished(decoding)
-    parts = [step.commits for step in steps]
-    commits = Commits(
-        *(torch.cat([getattr(c, n) for c in parts]) for n in ("sample", "position", "row", "token", "confidence"))
-    )
-    watcher = Watcher(watch or Watch(), rows=True)
-    first = int(commits.row.min()) if len(commits) else 0
+        raise UserError("nothing was decoded: no prompt has a mask to fill")
+    canvas = _build_final_canvas(decoding)
+    commits = Commits(*(torch.cat([getattr(step.commits, f.name) for step in steps]) for f in fields(Commits)))
+    watcher = Watcher(watch or Watch(), predicting_rows=True)
+    first_row = int(commits.row.min()) if len(commits) else 0
     with torch.no_grad(), attach(model.module, watcher):
-        watcher.begin(canvas, first_row=first)
+        watcher.begin(canvas, first_row=first_row)
         model.forward(canvas, slice(canvas.tokens.shape[1] - 1, canvas.tokens.shape[1]))
         layers = watcher.finish(commits)
-        meta = {**decoding.meta, "rows": "all", "state": "final", "fields": list(watcher.watch.names)}
-        recorder = recorder_for(decoding.samples, watcher, meta)
+        meta = {**decoding.meta, "rows": "all", "state": "final", "fields": list(watcher.watch.selected_fields)}
+        recorder = build_recorder(decoding.samples, watcher, meta)
         recorder.add(Step(canvas, canvas, commits), layers, watcher.layer_visibility)
-    return recorder.traces()
+    return recorder.build_traces()
 
 
-def _finished(decoding: Decoding) -> CanvasState:
-    """The canvas after the last step; whatever stands behind the end of a sample that had ended is padding."""
+def _build_final_canvas(decoding: Decoding) -> CanvasState:
+    """The canvas after the last step; positions after the end of a sample become padding."""
     after = decoding.steps[-1].after
     states = after.states.clone()
     if decoding.model.spec.paradigm == "arm":
-        written = torch.zeros_like(states, dtype=torch.bool)
+        is_committed = torch.zeros_like(states, dtype=torch.bool)
         for step in decoding.steps:
-            written[step.commits.sample, step.commits.position] = True
-        states[(states == State.COMMITTED) & ~written] = int(State.PAD)
-    elif decoding.how.stop and not decoding._suffix:
+            is_committed[step.commits.sample, step.commits.position] = True
+        states[(states == State.COMMITTED) & ~is_committed] = int(State.PAD)
+    elif decoding.sampling.stop and not decoding.suffix_length:
         ends = torch.tensor(decoding.model.spec.stop_ids, device=states.device)
-        whole = after.masked.cumsum(-1) == 0
-        ended = torch.isin(after.tokens, ends) & (after.states == State.COMMITTED) & whole
-        states[(ended.cumsum(-1) - ended.long()) > 0] = int(State.PAD)
+        no_mask_before = after.masked.cumsum(-1) == 0
+        is_end = torch.isin(after.tokens, ends) & (after.states == State.COMMITTED) & no_mask_before
+        states[(is_end.cumsum(-1) - is_end.long()) > 0] = int(State.PAD)
     return replace(after, states=states, step=0, block=None, active=None)

@@ -1,126 +1,219 @@
-"""`experiment`: the same questions asked as they are, under edits and under the controls of those edits.
+"""`intervene`: the same questions with the attention as it is, edited, and edited elsewhere as a control.
 
-    arms = [Arm("baseline"), *arms_of("mask_anchors(k=5)", control="random", draws=3)]
-    made = experiment(model, samples, "runs/mask/mdm", arms, new_tokens=8)
-    for arm, answered in made: print(arm.name, answered.done, answered.acc)
-    effects([Path("runs/mask/mdm")])       # a row per model, condition and arm, with intervals
+    table = intervene(["twin:arm", "twin:mdm"], samples, "runs/mask", "mask_anchors(k=5)", new_tokens=8)
 
-    runs/mask/mdm/experiment.json          the arms, the model, the title
-    runs/mask/mdm/edited/                  an evaluation for each arm, in the folder of its condition if it has one
+    conditions = [Condition("baseline"), *build_conditions("mask_anchors(k=5)", control="random", draws=3)]
+    job = plan_intervention(model, samples, "runs/mask/mdm", conditions, new_tokens=8)     # one model, step by step
+    for condition, event in job: print(condition.name, event.done, event.acc)
+    effects([Path("runs/mask/mdm")])       # a row per model, subset and condition, with intervals
 
-Samples may be of several conditions, `{"early": […], "late": […]}`: an arm is asked on those of its own, or on all.
+    runs/mask/mdm/experiment.json          the conditions, the model, the title
+    runs/mask/mdm/edited/                  an evaluation per condition, in the folder of its subset if it has one
+    runs/mask/effects.csv, report.html     the results of all models
+
+Samples may come in subsets, `{"early": […], "late": […]}`. A condition runs on its own subset, or on all of them.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from floatscope.analysis.experiments import EXPERIMENT
+import pandas as pd
+
+from floatscope.analysis.experiments import EXPERIMENT_FILE, effects
 from floatscope.errors import UserError
 from floatscope.files.atomic import write_atomic
-from floatscope.interventions.arm import Condition
+from floatscope.interventions.checks import count_layers_and_heads
+from floatscope.interventions.conditions import BASELINE, Condition, build_conditions
+from floatscope.interventions.edits import Edit
+from floatscope.models.loader import load
 from floatscope.models.model import Model
 from floatscope.pipelines.evaluate import BatchAnswered, EvaluationJob, plan_evaluation
+from floatscope.pipelines.folders import model_folders
+from floatscope.reports.intervention_report import build_intervention_report
+from floatscope.reports.page import write_page
 from floatscope.tasks.sample import Sample
 
 
-@dataclass(frozen=True, eq=False)
-class InterventionJob:
-    """Ready to be iterated, arm by arm; again, and it goes on with what is missing."""
+def intervene(
+    models: Model | str | Sequence[Model | str],
+    samples: Sequence[Sample],
+    out: str | Path,
+    edits: str | Edit | Sequence[str | Edit],
+    *,
+    control: str | None = "random",
+    draws: int = 3,
+    on_progress: Callable[[Condition, BatchAnswered], None] | None = None,
+    **settings: Any,
+) -> pd.DataFrame:
+    """Answer questions at baseline, under edits and under their controls, and write the effects and the report.
 
-    path: Path
-    conditions: list[Condition]  # of every condition
-    evaluations: list[EvaluationJob]  # of each arm
-    notes: list[str]  # what was cut to fit, in sentences
+    Args:
+        models: Models from `fs.load`, or their names, which are loaded one after the other.
+        samples: The questions.
+        out: The folder, with a subfolder per model. An interrupted experiment resumes.
+        edits: Recipes such as `"mask_anchors(k=5)"`, or `Edit`s; several apply together.
+        control: The same edit on other keys or heads: `random`, `middle` or None.
+        draws: How many random controls to run.
+        on_progress: Called after each batch.
+        **settings: The settings of `plan_evaluation`.
 
-    def __iter__(self) -> Iterator[tuple[Condition, BatchAnswered]]:
-        for arm, evaluation in zip(self.conditions, self.evaluations, strict=True):
-            if evaluation.finished < len(evaluation.items):
-                for answered in evaluation:
-                    yield arm, answered
+    Returns:
+        A row per model and condition, as `floatscope.analysis.experiments.effects` defines it.
 
-    @property
-    def total(self) -> int:
-        return sum(len(each.items) for each in self.evaluations)
+        table = fs.intervene("twin:arm", fs.read_samples("twin:reading-1", limit=4), "runs/mask", "mask_anchors(k=1)")
+    """
+    named = [models] if isinstance(models, Model | str) else list(models)
+    paths = model_folders(named, Path(out))
+    for given, path in zip(named, paths, strict=True):
+        model = load(given) if isinstance(given, str) else given
+        conditions = plan_conditions(model, edits, control, draws)
+        for condition, event in plan_intervention(model, samples, path, conditions, title=_title(edits), **settings):
+            if on_progress is not None:
+                on_progress(condition, event)
+    return write_effects(paths, Path(out))
 
-    @property
-    def finished(self) -> int:
-        return sum(each.finished for each in self.evaluations)
+
+def plan_conditions(
+    model: Model, edits: str | Edit | Sequence[str | Edit], control: str | None = "random", draws: int = 3
+) -> list[Condition]:
+    """The baseline, the edited condition and its controls, for the number of heads this model has."""
+    _, heads = count_layers_and_heads(model)
+    return [Condition(BASELINE), *build_conditions(edits, control, draws, heads)]
+
+
+def write_effects(paths: Sequence[Path], out: Path) -> pd.DataFrame:
+    """Write `effects.csv` and `report.html` of finished experiments into `out`, and return the effects."""
+    table = effects(paths)
+    table.to_csv(out / "effects.csv", index=False)
+    write_page(build_intervention_report(paths), out / "report.html")
+    return table
 
 
 def plan_intervention(
     model: Model,
     samples: Sequence[Sample] | Mapping[str, Sequence[Sample]],
     out: str | Path,
-    arms: Sequence[Condition],
+    conditions: Sequence[Condition],
     *,
     title: str = "",
     nll_only: bool = False,
     **settings: Any,
 ) -> InterventionJob:
-    """Everything is checked here. `settings` are those of `evaluate`; the first arm is the baseline, without edits.
+    """Check everything and return a job; iterating the job answers the questions under every condition.
 
-    With `nll_only` nothing is decoded freely: of each sample the likelihood of its answer is all that is asked for.
+    Args:
+        model: A model from `fs.load`.
+        samples: The questions, or several subsets of them by name.
+        out: The folder of this model.
+        conditions: The first is the baseline, which has no edits.
+        title: The title of the report.
+        nll_only: Compute the likelihood of each sample's answer and decode nothing freely.
+        **settings: The settings of `plan_evaluation`.
     """
     if not isinstance(model, Model):
-        raise UserError(f"experiment needs a floatscope Model (fs.load), got {type(model).__name__}")
-    path, conditions = Path(out), dict(samples) if isinstance(samples, Mapping) else {"": samples}
-    asked: list[Condition] = []
-    made: list[EvaluationJob] = []
-    for condition, some in conditions.items():
-        own = _arms_on(condition, arms, conditions)
-        folder = path / condition if condition else path
+        raise UserError(f"intervene needs a floatscope Model (fs.load), got {type(model).__name__}")
+    path, subsets = Path(out), dict(samples) if isinstance(samples, Mapping) else {"": samples}
+    all_conditions: list[Condition] = []
+    evaluations: list[EvaluationJob] = []
+    for subset, members in subsets.items():
+        own = _conditions_of_subset(subset, conditions, subsets)
+        folder = path / subset if subset else path
         first = plan_evaluation(
-            model, some, folder / own[0].name, measure=not nll_only, nll_only=nll_only, edits=own[0].edits, **settings
+            model,
+            members,
+            folder / own[0].name,
+            measure=not nll_only,
+            nll_only=nll_only,
+            edits=own[0].edits,
+            **settings,
         )
-        others = [replace(first, path=folder / arm.name, edits=arm.edits, notes=[]) for arm in own[1:]]
-        for each in others:
-            each.check()
-        asked += own
-        made += [first, *others]
-    told = [sentence for each in made for sentence in each.notes]
-    record = {"model": model.spec.name, "title": title, "told": told, "arms": [_told(arm) for arm in asked]}
+        others = [replace(first, path=folder / each.name, edits=each.edits, notes=[]) for each in own[1:]]
+        for job in others:
+            job.check()
+        all_conditions += own
+        evaluations += [first, *others]
+    notes = [note for job in evaluations for note in job.notes]
+    records = [_condition_record(condition) for condition in all_conditions]
+    record = {"model": model.spec.name, "title": title, "notes": notes, "conditions": records}
     try:
         path.mkdir(parents=True, exist_ok=True)
-        write_atomic(path / EXPERIMENT, [json.dumps(record, indent=1).encode()])
+        write_atomic(path / EXPERIMENT_FILE, [json.dumps(record, indent=1).encode()])
     except OSError as error:
         raise UserError(f"cannot write to {path}: {error.strerror}") from error
-    return InterventionJob(path, asked, made, told)
+    return InterventionJob(path, all_conditions, evaluations, notes)
 
 
-def _arms_on(condition: str, arms: Sequence[Condition], conditions: Mapping[str, Sequence[Sample]]) -> list[Condition]:
-    """The arms that are asked on the samples of a condition, the baseline first."""
-    if lost := [arm for arm in arms if arm.subset not in ("", *conditions)]:
+@dataclass(frozen=True, eq=False)
+class InterventionJob:
+    """A checked plan of one model. Iterating it answers what is missing; iterating it again resumes."""
+
+    path: Path
+    conditions: list[Condition]  # of every subset
+    evaluations: list[EvaluationJob]  # one per condition
+    notes: list[str]  # what was cut to fit the context
+
+    def __iter__(self) -> Iterator[tuple[Condition, BatchAnswered]]:
+        for condition, evaluation in zip(self.conditions, self.evaluations, strict=True):
+            if evaluation.finished < len(evaluation.items):
+                for event in evaluation:
+                    yield condition, event
+
+    @property
+    def total(self) -> int:
+        """The number of answers over all conditions."""
+        return sum(len(each.items) for each in self.evaluations)
+
+    @property
+    def finished(self) -> int:
+        """The number of answers that are on disk now."""
+        return sum(each.finished for each in self.evaluations)
+
+
+def _title(edits: str | Edit | Sequence[str | Edit]) -> str:
+    return str(edits) if isinstance(edits, str | Edit) else " and ".join(map(str, edits))
+
+
+def _conditions_of_subset(
+    subset: str, conditions: Sequence[Condition], subsets: Mapping[str, Sequence[Sample]]
+) -> list[Condition]:
+    """The conditions that run on a subset, the baseline first."""
+    if lost := [condition for condition in conditions if condition.subset not in ("", *subsets)]:
         raise UserError(
-            f"arm '{lost[0].name}' is asked on '{lost[0].subset}', and there are no such samples; give some, as in"
+            f"condition '{lost[0].name}' runs on the subset '{lost[0].subset}', which has no samples; give some, as in"
             f" {{'{lost[0].subset}': samples}}"
         )
-    own = [replace(arm, subset=condition) for arm in arms if arm.subset in ("", condition)]
-    names = [arm.name for arm in own]
+    own = [replace(condition, subset=subset) for condition in conditions if condition.subset in ("", subset)]
+    names = [condition.name for condition in own]
     if not own or own[0].edits:
-        raise UserError("the first arm of an experiment is its baseline, Arm('baseline'), which has no edits")
-    for name in [*names, *([condition] if condition else [])]:
+        raise UserError(
+            "the first condition of an experiment must be its baseline, Condition('baseline'), without edits"
+        )
+    for name in [*names, *([subset] if subset else [])]:
         if not re.fullmatch(r"[\w.,=+ -]*[\w=+-]", name):
             raise UserError(f"'{name}' cannot be the name of a folder; use letters, digits, dots and dashes")
         if names.count(name) > 1:
-            raise UserError(f"two arms are called '{name}'; give each a name of its own")
-    for arm in own:
-        if arm.control_of and arm.control_of not in names:
-            raise UserError(f"arm '{arm.name}' is a control of '{arm.control_of}', and there is no such arm")
+            raise UserError(f"two conditions are named '{name}'; give each its own name")
+    for condition in own:
+        if condition.control_of and condition.control_of not in names:
+            raise UserError(
+                f"condition '{condition.name}' is a control of '{condition.control_of}', which does not exist; add it,"
+                " or leave control_of out"
+            )
     return own
 
 
-def _told(arm: Condition) -> dict[str, Any]:
+def _condition_record(condition: Condition) -> dict[str, Any]:
     return {
-        "name": arm.name,
-        "edits": list(dict.fromkeys(map(str, arm.edits))),  # a recipe may be several edits
-        "control_of": arm.control_of,
-        "condition": arm.subset,
-        "value": arm.value,
-        "series": arm.series,
+        "name": condition.name,
+        "edits": list(dict.fromkeys(map(str, condition.edits))),  # a recipe may consist of several edits
+        "control_of": condition.control_of,
+        "subset": condition.subset,
+        "value": condition.value,
+        "series": condition.series,
     }

@@ -1,12 +1,12 @@
-"""The logit lens at the anchors: what the residual stream at the keys of largest lift reads as, by step and layer.
+"""The logit lens at the anchors: what the residual stream at the keys of largest lift predicts, by step and layer.
 
-    table = lens(model, "What floats?", k=1, top=3, new_tokens=16)
+    table = lens(model, "What floats?", anchors=1, top_tokens=3, new_tokens=16)
     table[["step", "layer", "key", "token", "lift", "token_1", "p_1", "entropy"]]
 
-At every step and layer the keys of largest lift are taken. What enters the layer at their positions goes through what
-the model has behind its last block, the final norm and the output embedding, and the distribution is told. Which
-modules those are is no list of names: a short forward shows whose output is whose input, from the last block to the
-logits. A causal model with a cache computes a position once; its streams are kept from the step that did.
+At every step and layer the lens takes the keys of largest lift, and sends the stream that enters the layer at their
+positions through the model's readout: the final norm and the output embedding. The readout is found without a list of
+module names: a short forward shows whose output is whose input, from the last block to the logits. A causal model with
+a cache computes a position once; its streams are kept from the step that computed them.
 """
 
 from __future__ import annotations
@@ -20,208 +20,254 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from floatscope.canvas import CanvasState, Step
+from floatscope.capture.hooks import attach
 from floatscope.capture.watcher import Watch, Watcher
-from floatscope.capture.ways import attach
 from floatscope.errors import UserError
 from floatscope.models.model import Model
-from floatscope.pipelines import prompts as asked
 from floatscope.pipelines.decode import Decoding, decode
+from floatscope.pipelines.prompting import RawPrompt
 from floatscope.schema import State
 
 if TYPE_CHECKING:
     import pandas as pd
 
-LIFT = Watch(fields=("received", "uniform", "eligible"))
-PROBE = 4  # positions of the forward that shows the way from the last block to the logits
+LIFT_WATCH = Watch(fields=("received", "uniform", "eligible"))
+PROBE_LENGTH = 4  # positions of the forward that shows the modules from the last block to the logits
+COLUMNS = ("sample", "step", "layer", "rank", "key", "token", "state", "lift", "predicted_position", "entropy")
 
 
 def lens(
-    model: Model, prompts: asked.Prompt | Sequence[asked.Prompt], *, k: int = 1, top: int = 3, **settings: Any
+    model: Model, prompts: RawPrompt | Sequence[RawPrompt], *, anchors: int = 1, top_tokens: int = 3, **settings: Any
 ) -> pd.DataFrame:
-    """Decode, and read the stream that enters each layer at its `k` keys of largest lift; `settings` are `decode`'s.
+    """Decode, and read the stream that enters each layer at its `anchors` keys of largest lift.
 
-    A row per sample, step, layer and rank: the `key` (counted in its sample), its `token` and `state` before the step's
-    commits, its `lift` (mean over heads and all rows of the forward: of a cached model the prompt's, then the newest),
-    `about`, the position this row of the model speaks about (the next one where logits are shifted), the `entropy` of
-    what the lens reads in nats, and its `top` tokens with their probabilities: `token_1`, `p_1`, …
+    Args:
+        model: from `fs.load`.
+        prompts: as in `fs.decode`.
+        anchors: the number of keys per layer and step.
+        top_tokens: the number of predicted tokens to return for each key.
+        **settings: as in `fs.decode`.
+
+    Returns:
+        A table with one row per sample, step, layer and rank:
+
+        key                 the position of the key in its sample
+        token, state        its token and state before the step's commits
+        lift                mean over heads and all rows of the forward (with a cache: of the prompt, then the newest)
+        predicted_position  the position that the model's row at the key predicts: `key`, or `key` + 1 for an ARM or a
+                            shifted MDM
+        entropy             of the lens's distribution, in nats
+        token_1, p_1, …     the most likely tokens and their probabilities
+
+    Example:
+        >>> table = fs.lens(model, "What floats?", anchors=2, new_tokens=8)
+        >>> table.query("step == 0 and rank == 0")[["layer", "key", "token", "lift", "token_1", "p_1"]]
     """
     import pandas as pd
 
-    for name, number in (("k", k), ("top", top)):
+    for name, number in (("anchors", anchors), ("top_tokens", top_tokens)):
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
             raise UserError(f"{name} must be a whole number of at least 1, got {number!r}")
-    out = decode(model, prompts, watch=LIFT, **settings)
-    if top > model.vocabulary:
-        raise UserError(f"top={top} is more than the {model.vocabulary} tokens {model.spec.name} has; ask for fewer")
-    layers, readout = _anatomy(model)
-    streams, words, rows = _Streams(layers), _Words(model), []
-    with streams.kept(model.module):
+    out = decode(model, prompts, watch=LIFT_WATCH, **settings)
+    if top_tokens > model.vocab_size:
+        raise UserError(
+            f"top_tokens={top_tokens} exceeds the {model.vocab_size} tokens of {model.spec.name}; give a smaller number"
+        )
+    blocks, readout = _find_blocks_and_readout(model)
+    streams, token_texts, rows = _Streams(blocks), _TokenTexts(model), []
+    with streams.record(model.module):
         for step in out:
-            rows += _rows(out, step, streams.up_to(step.before.tokens.shape[1]), readout, words, k, top)
-    pairs = [name for n in range(1, top + 1) for name in (f"token_{n}", f"p_{n}")]
-    fixed = ["sample", "step", "layer", "rank", "key", "token", "state", "lift", "about", "entropy"]
-    return pd.DataFrame(rows, columns=[*fixed, *pairs])
+            entering = streams.collect(step.before.tokens.shape[1])
+            rows += _read_step(out, step, entering, readout, token_texts, anchors, top_tokens)
+    pairs = [name for n in range(1, top_tokens + 1) for name in (f"token_{n}", f"p_{n}")]
+    return pd.DataFrame(rows, columns=[*COLUMNS, *pairs])
 
 
-def _rows(
-    out: Decoding, step: Step, streams: Sequence[Tensor], readout: nn.Sequential, words: _Words, k: int, top: int
+def _read_step(
+    out: Decoding,
+    step: Step,
+    streams: Sequence[Tensor],
+    readout: nn.Sequential,
+    token_texts: _TokenTexts,
+    anchors: int,
+    top_tokens: int,
 ) -> list[list[Any]]:
+    """The rows of the table for one step."""
     canvas, spec, device = step.before, out.model.spec, step.before.tokens.device
+    # 1. The keys of largest lift in every layer.
     lift = torch.stack([out.lift(layer).to(device) for layer in range(len(streams))], 1)  # [batch, layer, key]
-    best, at = lift.nan_to_num(-1.0).topk(min(k, lift.shape[-1]))  # [batch, layer, rank]
-    there = best >= 0
+    best, keys = lift.nan_to_num(-1.0).topk(min(anchors, lift.shape[-1]))  # [batch, layer, rank]
+    exists = best >= 0
     if canvas.active is not None:
-        there &= canvas.active[:, None, None]
-    entering = torch.stack([_at(stream, at[:, i]).to(device) for i, stream in enumerate(streams)], 1)
-    entropy, p, tokens = _distribution(readout, entering[there], top)
-    sample, layer, rank = there.nonzero(as_tuple=True)
-    position, first = at[there], canvas.valid.int().argmax(-1)[sample]
-    next_one = int(spec.shift or spec.paradigm == "arm")
-    state = [State(number).name.lower() for number in canvas.states[sample, position].tolist()]
+        exists &= canvas.active[:, None, None]
+    # 2. The streams at these keys, and what they predict.
+    at_keys = torch.stack([_gather_keys(stream, keys[:, i]).to(device) for i, stream in enumerate(streams)], 1)
+    entropy, p, tokens = _predict(readout, at_keys[exists], top_tokens)
+    # 3. One row per key.
+    sample, layer, rank = exists.nonzero(as_tuple=True)
+    position, first = keys[exists], canvas.valid.int().argmax(-1)[sample]
+    shift = int(spec.shift or spec.paradigm == "arm")
+    states = [State(number).name.lower() for number in canvas.states[sample, position].tolist()]
+    predictions = [
+        [value for pair in zip(token_texts[t], q, strict=True) for value in pair]
+        for t, q in zip(tokens, p, strict=True)
+    ]
     columns = [
         [out.samples[b] for b in sample.tolist()],
-        [canvas.step] * len(state),
+        [canvas.step] * len(states),
         layer.tolist(),
         rank.tolist(),
         (position - first).tolist(),
-        words[canvas.tokens[sample, position].tolist()],
-        state,
-        best[there].tolist(),
-        (position - first + next_one).tolist(),
+        token_texts[canvas.tokens[sample, position].tolist()],
+        states,
+        best[exists].tolist(),
+        (position - first + shift).tolist(),
         entropy,
-        [[value for pair in zip(words[t], q, strict=True) for value in pair] for t, q in zip(tokens, p, strict=True)],
+        predictions,
     ]
-    return [[*row, *read] for *row, read in zip(*columns, strict=True)]
+    return [[*row, *prediction] for *row, prediction in zip(*columns, strict=True)]
 
 
-def _at(stream: Float[Tensor, "batch position width"], keys: Tensor) -> Float[Tensor, "batch rank width"]:
+def _gather_keys(stream: Float[Tensor, "batch position width"], keys: Tensor) -> Float[Tensor, "batch rank width"]:
     return stream.take_along_dim(keys.to(stream.device)[..., None], 1)
 
 
 @torch.no_grad()
-def _distribution(
-    readout: nn.Sequential, entering: Float[Tensor, "anchor width"], top: int
+def _predict(
+    readout: nn.Sequential, streams: Float[Tensor, "anchor width"], top_tokens: int
 ) -> tuple[list[float], list[list[float]], list[list[int]]]:
-    """Of each anchor: the entropy in nats, the largest probabilities, the tokens that have them."""
-    logits = readout(entering[None])[0]
+    """For each anchor: the entropy in nats, the largest probabilities, and their tokens."""
+    logits = readout(streams[None])[0]
     log_p = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
-    p, tokens = log_p.exp().topk(top)
+    p, tokens = log_p.exp().topk(top_tokens)
     return torch.special.entr(log_p.exp()).sum(-1).tolist(), p.tolist(), tokens.tolist()
 
 
-class _Words:
-    """Token ids as text, each looked up once; of a model without a tokenizer the ids themselves."""
+class _TokenTexts:
+    """Token ids → texts, each looked up once; the ids themselves for a model without a tokenizer."""
 
     def __init__(self, model: Model) -> None:
-        self._text, self._known = model.tokenizer, dict[int, str]()
+        self._tokenizer, self._texts = model.tokenizer, dict[int, str]()
 
     def __getitem__(self, tokens: Sequence[int]) -> list[str]:
         for token in tokens:
-            if token not in self._known:
-                piece = None if self._text is None else self._text.pieces([token])[0] or self._text.name_of(token)
-                self._known[token] = str(token) if piece is None else piece
-        return [self._known[token] for token in tokens]
+            if token not in self._texts:
+                self._texts[token] = self._look_up(token)
+        return [self._texts[token] for token in tokens]
+
+    def _look_up(self, token: int) -> str:
+        if self._tokenizer is None:
+            return str(token)
+        text = self._tokenizer.pieces([token])[0] or self._tokenizer.id_to_token(token)
+        return str(token) if text is None else text
 
 
 class _Streams:
-    """What enters the blocks of the attention layers, of every position up to the newest."""
+    """The residual stream that enters the block of each attention layer, at every position computed so far."""
 
-    def __init__(self, layers: Sequence[nn.Module]) -> None:
-        self._layers = layers
-        self._entered: dict[nn.Module, list[Tensor]] = {}
-        self._kept: list[Tensor] = []
+    def __init__(self, blocks: Sequence[nn.Module]) -> None:
+        self._blocks = blocks
+        self._inputs: dict[nn.Module, list[Tensor]] = {}  # of the latest forward
+        self._streams: list[Tensor] = []
 
     @contextmanager
-    def kept(self, module: nn.Module) -> Iterator[None]:
-        def enter(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if (stream := _stream(args, kwargs)) is not None:  # copied: a block may add to it in place
-                self._entered.setdefault(block, []).append(stream.detach().clone())
+    def record(self, module: nn.Module) -> Iterator[None]:
+        """Record the inputs of the blocks while the `with` block lasts."""
 
-        handles = [module.register_forward_pre_hook(lambda m, a: self._entered.clear())]
-        handles += [b.register_forward_pre_hook(enter, with_kwargs=True) for b in dict.fromkeys(self._layers)]
+        def hook(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if (stream := _get_stream(args, kwargs)) is not None:  # copied: a block may add to it in place
+                self._inputs.setdefault(block, []).append(stream.detach().clone())
+
+        handles = [module.register_forward_pre_hook(lambda m, a: self._inputs.clear())]
+        handles += [b.register_forward_pre_hook(hook, with_kwargs=True) for b in dict.fromkeys(self._blocks)]
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
 
-    def up_to(self, length: int) -> list[Float[Tensor, "batch position width"]]:
-        """By layer, after a forward; positions it did not compute anew are as the forwards before left them."""
-        turns = [self._layers[:i].count(block) for i, block in enumerate(self._layers)]  # of a block that runs again
-        new = [self._entered[block][turn] for block, turn in zip(self._layers, turns, strict=True)]
-        self._kept = [
+    def collect(self, length: int) -> list[Float[Tensor, "batch position width"]]:
+        """The streams by layer after a forward; cached positions come from earlier forwards."""
+        turns = [self._blocks[:i].count(block) for i, block in enumerate(self._blocks)]  # a block may run several times
+        new = [self._inputs[block][turn] for block, turn in zip(self._blocks, turns, strict=True)]
+        self._streams = [
             now if now.shape[1] == length else torch.cat([past[:, : length - now.shape[1]], now], 1)
-            for past, now in zip(self._kept or new, new, strict=True)
+            for past, now in zip(self._streams or new, new, strict=True)
         ]
-        return self._kept
+        return self._streams
 
 
-class _Call(NamedTuple):
-    """A module, the stream it was given, the tensor it gave, and whether it gave nothing else."""
+class _ModuleCall(NamedTuple):
+    """A module with its input stream, its output tensor, and whether it returned nothing else."""
 
-    part: nn.Module
-    given: Tensor | None
-    made: Tensor
-    alone: bool
+    module: nn.Module
+    input: Tensor | None
+    output: Tensor
+    is_only_output: bool
 
 
-def _anatomy(model: Model) -> tuple[list[nn.Module], nn.Sequential]:
-    """The block of each attention layer, and what leads from the last block to the logits."""
-    tokens = torch.arange(min(PROBE, model.vocabulary), device=model.device)[None]
-    canvas, watcher = CanvasState(tokens, torch.full_like(tokens, int(State.PROMPT))), Watcher(LIFT)
-    with torch.no_grad(), attach(model.module, watcher), _calls(model.module) as calls:
+def _find_blocks_and_readout(model: Model) -> tuple[list[nn.Module], nn.Sequential]:
+    """The block of each attention layer, and the modules from the last block to the logits."""
+    tokens = torch.arange(min(PROBE_LENGTH, model.vocab_size), device=model.device)[None]
+    canvas, watcher = CanvasState(tokens, torch.full_like(tokens, int(State.PROMPT))), Watcher(LIFT_WATCH)
+    with torch.no_grad(), attach(model.module, watcher), _record_calls(model.module) as calls:
         watcher.begin(canvas)
         logits = model.forward(canvas)
     lists = {name: part for name, part in model.module.named_modules() if isinstance(part, nn.ModuleList)}
-    homes = [_home(layer, lists) for layer in watcher.layers]
+    homes = [_find_list(layer, lists) for layer in watcher.layers]
     blocks = [model.module.get_submodule(block) for block, _ in homes]
-    entered = {call.part for call in calls if call.given is not None}
-    if not blocks or not entered.issuperset(blocks):
+    with_input = {call.module for call in calls if call.input is not None}
+    if not blocks or not with_input.issuperset(blocks):
         raise UserError(
             f"the lens reads what enters the blocks of a model, and {type(model.module).__name__} has no list of blocks"
             " with attention that take [batch, position, width]"
         )
-    beside = set(homes[-1][1])  # in a hybrid the last block need not have attention
-    last = [call.made for call in calls if call.part in beside][-1]
-    return blocks, _way(model, calls, last, logits)
+    siblings = set(homes[-1][1])  # in a hybrid model the last block need not have attention
+    last = [call.output for call in calls if call.module in siblings][-1]
+    return blocks, _find_readout(model, calls, last, logits)
 
 
-def _home(layer: str, lists: dict[str, nn.ModuleList]) -> tuple[str, nn.ModuleList | tuple[()]]:
-    """The innermost part of a list of modules that a layer is or lies in, by name, and that list."""
+def _find_list(layer: str, lists: dict[str, nn.ModuleList]) -> tuple[str, nn.ModuleList | tuple[()]]:
+    """The innermost element of a module list that contains the layer, by name, and that list."""
     while layer:
-        above = layer.rpartition(".")[0]
-        if above in lists:
-            return layer, lists[above]
-        layer = above
+        parent = layer.rpartition(".")[0]
+        if parent in lists:
+            return layer, lists[parent]
+        layer = parent
     return "", ()
 
 
-def _way(model: Model, calls: Sequence[_Call], last: Tensor, logits: Tensor) -> nn.Sequential:
-    """The modules from the last block to the logits, found backwards: which gave what the next one was given?"""
-    way: list[nn.Module] = []
+def _find_readout(model: Model, calls: Sequence[_ModuleCall], last: Tensor, logits: Tensor) -> nn.Sequential:
+    """The modules from the last block to the logits, found backwards: whose output is the input of the next one?"""
+    readout: list[nn.Module] = []
     target = _copy(logits)
     while not torch.equal(target, last):
-        made = [(c.part, c.given) for c in calls if c.alone and c.given is not None and torch.equal(c.made, target)]
-        made = [(part, given) for part, given in made if not torch.equal(given, target)]  # unlike dropout's
-        if not made:
+        sources = [
+            (call.module, call.input)
+            for call in calls
+            if call.is_only_output and call.input is not None and torch.equal(call.output, target)
+        ]
+        sources = [(module, x) for module, x in sources if not torch.equal(x, target)]  # without dropout
+        if not sources:
             raise UserError(
                 f"the lens needs a final norm and an output embedding, and in {type(model.module).__name__} no modules"
-                " lead from the last block to the logits; it may scale or cap them on the way"
+                " lead from the last block to the logits; it may scale or cap them in between"
             )
-        part, target = made[-1]  # the outermost, which ends last
-        way.insert(0, part)
-    return nn.Sequential(*way)
+        module, target = sources[-1]  # the outermost one returns last
+        readout.insert(0, module)
+    return nn.Sequential(*readout)
 
 
 @contextmanager
-def _calls(module: nn.Module) -> Iterator[list[_Call]]:
-    """What every module is given and gives while the block lasts, in the order in which they end."""
-    calls: list[_Call] = []
+def _record_calls(module: nn.Module) -> Iterator[list[_ModuleCall]]:
+    """Record the input and output of every module inside the block, in the order in which they return."""
+    calls: list[_ModuleCall] = []
 
     def hook(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        given, made = _stream(args, kwargs), output[0] if isinstance(output, tuple) and output else output
-        if isinstance(made, Tensor) and made.ndim == 3:
-            calls.append(_Call(part, None if given is None else _copy(given), _copy(made), made is output))
+        stream, result = _get_stream(args, kwargs), output[0] if isinstance(output, tuple) and output else output
+        if isinstance(result, Tensor) and result.ndim == 3:
+            copied = None if stream is None else _copy(stream)
+            calls.append(_ModuleCall(part, copied, _copy(result), result is output))
 
     handles = [part.register_forward_hook(hook, with_kwargs=True) for part in module.modules()]
     try:
@@ -232,10 +278,10 @@ def _calls(module: nn.Module) -> Iterator[list[_Call]]:
 
 
 def _copy(x: Tensor) -> Tensor:
-    """To be compared, wherever it is and whatever its dtype."""
+    """A copy that can be compared whatever its device and dtype."""
     return x.detach().to("cpu", torch.float32, copy=True)
 
 
-def _stream(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-    given = args[0] if args else kwargs.get("hidden_states")
-    return given if isinstance(given, Tensor) and given.ndim == 3 and given.is_floating_point() else None
+def _get_stream(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    stream = args[0] if args else kwargs.get("hidden_states")
+    return stream if isinstance(stream, Tensor) and stream.ndim == 3 and stream.is_floating_point() else None

@@ -1,9 +1,10 @@
-"""`answer_nll`: how unlikely a model finds an answer, by one definition for both families.
+"""`answer_nll`: the negative log-likelihood of an answer, with one definition for ARMs and MDMs.
 
-    answer_nll(model, prompts, ["Kuburg", "the flute"], new_tokens=8)     # a number per prompt: nats per token
+    answer_nll(model, prompts, ["Kuburg", "the flute"], new_tokens=8)     # nats per token, one number per prompt
 
-The answer is forced on `decode`. An autoregressive model takes it from left to right, which gives the usual likelihood;
-a masked diffusion model in the order of its own sampler, and the chain rule is followed along that.
+The answer is the target of a teacher-forced `decode`. An autoregressive model writes it from left to right, which gives
+the usual likelihood. A masked diffusion model writes it in the order of its own sampler, and the chain rule follows
+that order.
 """
 
 from __future__ import annotations
@@ -17,91 +18,115 @@ from torch import Tensor
 
 from floatscope.errors import UserError
 from floatscope.models.model import Model
-from floatscope.models.text import ModelTokenizer
-from floatscope.pipelines import prompts as asked
+from floatscope.models.tokenizer import ModelTokenizer
 from floatscope.pipelines.decode import Decoding, decode
+from floatscope.pipelines.prompting import (
+    RawPrompt,
+    encode_prompts,
+    list_prompts,
+    parse_token_ids,
+    uses_chat_template,
+)
 
 
 def answer_nll(
     model: Model,
-    prompts: asked.Prompt | Sequence[asked.Prompt],
+    prompts: RawPrompt | Sequence[RawPrompt],
     answers: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
     *,
     new_tokens: int,
     chat: bool | None = None,
     **settings: Any,
 ) -> list[float]:
-    """The mean of −log p over an answer's tokens and the end behind it, for each prompt; all prompts are one batch.
+    """Return the mean of −log p over the tokens of each answer and the end token after it. All prompts are one batch.
 
-    An answer is a text, with which the prompt goes on, or a list of token ids. Behind it stands the end of text (of the
-    turn, in a conversation), and ends of text fill the `new_tokens`. p is the probability a token has at the step that
-    commits it, `Commits.confidence` of `decode`, which takes the `settings`; where fp32 has 0 for it, the mean is inf.
+    Args:
+        model: from `fs.load`.
+        prompts: as in `fs.decode`.
+        answers: one per prompt, a text that continues the prompt or a list of token ids. An end of text follows it (an
+            end of turn after a chat template), and ends of text fill up the `new_tokens`.
+        new_tokens: the number of new tokens, at least one more than the longest answer.
+        chat: as in `fs.decode`.
+        **settings: as in `fs.decode`.
+
+    Returns:
+        Nats per token, one number per prompt. p is the probability of a token at the step that commits it
+        (`Commits.confidence` of `fs.decode`); the mean is inf if p is 0 in fp32.
+
+    Example:
+        >>> fs.answer_nll(model, "What floats?", "a boat", new_tokens=8)
+        [3.1]
     """
     if not isinstance(model, Model):
         raise UserError(f"answer_nll needs a floatscope Model (fs.load), got {type(model).__name__}")
     if not isinstance(new_tokens, int):
         raise UserError(f"new_tokens must be a whole number, got {new_tokens!r}")
     if settings.get("eos") not in (None, "free"):
-        raise UserError(f"an answer ends with an end of text, and eos={settings['eos']!r} denies it; leave eos out")
-    ids = asked.token_ids(model, prompts, chat)
-    texts = asked.several(answers)
-    if len(texts) != len(ids):
-        raise UserError(f"{len(texts)} answers for {len(ids)} prompts; give one for each")
-    end, fill = _ends(model, chat)
-    forced, lengths = [], []
-    for number, (prompt, answer) in enumerate(zip(ids, texts, strict=True)):
-        said = _said(model, prompt, answer, f"answer {number}")
-        if len(said) >= new_tokens:
+        raise UserError(f"an answer ends with an end of text, which eos={settings['eos']!r} excludes; leave eos out")
+    ids = encode_prompts(model, prompts, chat)
+    answer_list = list_prompts(answers)
+    if len(answer_list) != len(ids):
+        raise UserError(f"{len(answer_list)} answers for {len(ids)} prompts; give one for each")
+    end_id, fill_id = _get_end_ids(model, chat)
+    target_ids, lengths = [], []
+    for number, (prompt, answer) in enumerate(zip(ids, answer_list, strict=True)):
+        answer_ids = _encode_answer(model, prompt, answer, f"answer {number}")
+        length = len(answer_ids) + 1
+        if length > new_tokens:
             raise UserError(
-                f"answer {number} has {len(said)} tokens and an end behind it, and {new_tokens} new ones are asked"
-                f" for; give new_tokens={len(said) + 1} or more"
+                f"answer {number} has {len(answer_ids)} tokens and an end token, which exceeds new_tokens={new_tokens};"
+                f" give new_tokens={length} or more"
             )
-        forced.append([*said, end, *[fill] * (new_tokens - len(said) - 1)])
-        lengths.append(len(said) + 1)
-    nll = -_probability(decode(model, ids, target_ids=forced, new_tokens=new_tokens, **settings)).double().log()
+        target_ids.append([*answer_ids, end_id, *[fill_id] * (new_tokens - length)])
+        lengths.append(length)
+    decoding = decode(model, ids, target_ids=target_ids, new_tokens=new_tokens, **settings)
+    nll = -_collect_probabilities(decoding).double().log()
     return [float(row[:length].mean()) for row, length in zip(nll, lengths, strict=True)]
 
 
-def _ends(model: Model, chat: bool | None) -> tuple[int, int]:
-    """What ends an answer, and what fills the room behind it."""
+def encode_continuation(tokenizer: ModelTokenizer, prompt: Sequence[int], answer: str) -> list[int]:
+    """Encode an answer as the continuation of a prompt.
+
+    A space separates them unless the prompt ends in whitespace or in a special token. If the encoding of both texts
+    together starts with the prompt's ids, its remainder is returned; else the ids of the answer alone.
+    """
+    prompt_text = tokenizer.decode(prompt)
+    needs_no_space = not prompt or prompt[-1] in tokenizer.special_ids or prompt_text[-1:].isspace()
+    answer_text = answer.strip() if needs_no_space else f" {answer.strip()}"
+    joint_ids = tokenizer.encode(prompt_text + answer_text)
+    if joint_ids[: len(prompt)] == list(prompt):
+        return joint_ids[len(prompt) :]
+    return tokenizer.encode(answer_text)[len(tokenizer.encode("")) :]
+
+
+def _get_end_ids(model: Model, chat: bool | None) -> tuple[int, int]:
+    """The token that ends an answer, and the token that fills the positions after it."""
     spec = model.spec
     if not spec.stop_ids:
-        raise UserError(f"{spec.name} has no token that ends a text, and an answer ends with one; see decode(forced=…)")
-    turn = spec.eot_id if asked.uses_template(model, chat) else None
-    return spec.stop_ids[0] if turn is None else turn, spec.stop_ids[0]
+        raise UserError(f"{spec.name} has no end token, and an answer ends with one; use fs.decode(target_ids=…)")
+    end_of_turn = spec.eot_id if uses_chat_template(model, chat) else None
+    return spec.stop_ids[0] if end_of_turn is None else end_of_turn, spec.stop_ids[0]
 
 
-def _said(model: Model, prompt: list[int], answer: Any, name: str) -> list[int]:
-    """The answer's token ids behind the prompt."""
+def _encode_answer(model: Model, prompt: list[int], answer: Any, name: str) -> list[int]:
+    """The token ids of an answer after its prompt."""
     if isinstance(answer, str) and model.tokenizer is None:
         raise UserError(f"{model.spec.name} has no tokenizer: give answers as lists of token ids")
     if isinstance(answer, str) and model.tokenizer is not None:
-        ids = continuation(model.tokenizer, prompt, answer) if answer.strip() else []
+        ids = encode_continuation(model.tokenizer, prompt, answer) if answer.strip() else []
     else:
-        ids = asked.written_ids(model, answer, name)
+        ids = parse_token_ids(model, answer, name)
     if not ids:
         raise UserError(f"{name} is empty; give a text or token ids")
     if ends := set(ids) & set(model.spec.stop_ids):
-        raise UserError(f"{name} holds an end of text ({min(ends)}); leave it out, one is put behind every answer")
+        raise UserError(f"{name} contains an end token ({min(ends)}); leave it out, one is added to every answer")
     return ids
 
 
-def continuation(text: ModelTokenizer, prompt: Sequence[int], answer: str) -> list[int]:
-    """The ids of the answer as the prompt goes on with it: after a space, unless the prompt ends in space or a special
-    token. They are those of both texts together where these begin with the prompt's, else the answer's alone."""
-    before = text.decode(prompt)
-    opened = not prompt or prompt[-1] in text.special_ids or before[-1:].isspace()
-    said = answer.strip() if opened else f" {answer.strip()}"
-    both = text.encode(before + said)
-    if both[: len(prompt)] == list(prompt):
-        return both[len(prompt) :]
-    return text.encode(said)[len(text.encode("")) :]
-
-
-def _probability(decoding: Decoding) -> Float[Tensor, "batch new"]:
-    """What the model gave each new token when it was committed; NaN where none was."""
-    found = torch.full((len(decoding.samples), decoding.how.new_tokens), torch.nan)
+def _collect_probabilities(decoding: Decoding) -> Float[Tensor, "batch new"]:
+    """The probability of each new token at the step that commits it; NaN where none is committed."""
+    p = torch.full((len(decoding.samples), decoding.sampling.new_tokens), torch.nan)
     for step in decoding.steps:
-        commits = step.commits.to(found.device)
-        found[commits.sample, commits.position - decoding.answer_start] = commits.confidence
-    return found
+        commits = step.commits.to(p.device)
+        p[commits.sample, commits.position - decoding.answer_start] = commits.confidence
+    return p

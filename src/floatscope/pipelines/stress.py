@@ -1,65 +1,84 @@
-"""`stress`: the same questions under changing conditions, scored, with the attention on gold and other passages beside.
+"""`stress`: the same questions while one thing about the prompt changes; scores and the attention on the passages.
 
-stressed = stress(model, samples, "runs/position/mdm", "position", new_tokens=8)
-for point, answered in stressed: print(point.name, answered.done, answered.acc)
-curve([Path("runs/position/mdm")])            # a row per model and point, with intervals
-stressed.told                                 # who is left out of all points, in sentences
+table = stress(["twin:arm", "twin:mdm"], samples, "runs/position", "position", new_tokens=8)
+job = plan_stress(model, samples, "runs/position/mdm", "position", new_tokens=8)     # one model, step by step
+for point, event in job: print(point.name, event.done, event.acc)
+job.notes                                      # which samples are left out
 
 runs/position/mdm/gold-0/     an evaluation for each point
+runs/position/curve.csv       a row per model and point, with intervals
+runs/position/report.html
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from floatscope.analysis.stress_tests import STRESS
+import pandas as pd
+
+from floatscope.analysis.stress_tests import STRESS_FILE, stress_curve
 from floatscope.errors import UserError
 from floatscope.files.atomic import write_atomic
-from floatscope.models.model import Model, ModelSpec
+from floatscope.models.loader import load
+from floatscope.models.model import Model
+from floatscope.models.spec import ModelSpec
 from floatscope.pipelines.evaluate import BatchAnswered, EvaluationJob, plan_evaluation
-from floatscope.pipelines.posing import PromptConfig, too_long
+from floatscope.pipelines.folders import model_folders
+from floatscope.pipelines.prompting import PromptConfig, find_too_long
+from floatscope.reports.page import write_page
+from floatscope.reports.stress_report import build_stress_report
 from floatscope.sampling.settings import resolve_sampling
 from floatscope.tasks.sample import Sample
-from floatscope.tasks.stress import Point, points
-from floatscope.tasks.template import template
+from floatscope.tasks.stress import Point, build_points
+from floatscope.tasks.template import load_template
 
 
-@dataclass(frozen=True, eq=False)
-class StressJob:
-    """Ready to be iterated, point by point; again, and it goes on with what is missing."""
+def stress(
+    models: Model | str | Sequence[Model | str],
+    samples: Sequence[Sample],
+    out: str | Path,
+    kind: str,
+    *,
+    on_progress: Callable[[Point, BatchAnswered], None] | None = None,
+    **settings: Any,
+) -> pd.DataFrame:
+    """Run a stress test on one model or several, and write the curve and the report.
 
-    path: Path
-    points: list[Point]
-    evaluations: list[EvaluationJob]
-    notes: list[str]  # who is left out, in sentences
+    Args:
+        models: Models from `fs.load`, or their names, which are loaded one after the other.
+        samples: The questions.
+        out: The folder, with a subfolder per model. An interrupted test resumes.
+        kind: What changes: noise, position, layout, query, shots, masks, needle or dirty.
+        on_progress: Called after each batch.
+        **settings: As for `plan_stress`: `options` of the kind, `seed`, `template`, and the settings of `evaluate`.
 
-    def __iter__(self) -> Iterator[tuple[Point, BatchAnswered]]:
-        asked = (point for point in self.points if not point.same_as)
-        for point, evaluation in zip(asked, self.evaluations, strict=True):
-            if evaluation.finished < len(evaluation.items):
-                for answered in evaluation:
-                    yield point, answered
+    Returns:
+        A row per model and point: `acc` with its 95 % CI, its change from the first point, the lift of gold and other
+        passages in the predicting rows.
 
-    @property
-    def total(self) -> int:
-        return sum(len(each.items) for each in self.evaluations)
+        samples = fs.read_samples("twin:reading-5", limit=4)
+        table = fs.stress("twin:mdm", samples, "runs/place", "position", new_tokens=8, options={"documents": 3})
+    """
+    named = [models] if isinstance(models, Model | str) else list(models)
+    paths = model_folders(named, Path(out))
+    for model, path in zip(named, paths, strict=True):
+        job = plan_stress(load(model) if isinstance(model, str) else model, samples, path, kind, **settings)
+        for point, event in job:
+            if on_progress is not None:
+                on_progress(point, event)
+    return write_stress_results(paths, Path(out))
 
-    @property
-    def finished(self) -> int:
-        return sum(each.finished for each in self.evaluations)
 
-
-def check_kind(kind: str, spec: ModelSpec) -> None:
-    """Refuse a sweep of which a model has no point but the first."""
-    if kind == "masks" and spec.paradigm == "arm":
-        raise UserError(
-            f"{spec.name} writes from left to right: nothing can stand behind its answer, masks has nothing to sweep"
-            " over; leave it out, or choose another kind"
-        )
+def write_stress_results(paths: Sequence[Path], out: Path) -> pd.DataFrame:
+    """Write `curve.csv` and `report.html` of finished stress tests into `out`, and return the curve."""
+    table = stress_curve(paths)
+    table.to_csv(out / "curve.csv", index=False)
+    write_page(build_stress_report(paths), out / "report.html")
+    return table
 
 
 def plan_stress(
@@ -70,22 +89,31 @@ def plan_stress(
     *,
     seed: int = 0,
     options: dict[str, Any] | None = None,
-    prompt: str | Path = "default",
+    template: str | Path = "default",
     chat: bool | None = None,
     **settings: Any,
 ) -> StressJob:
-    """Everything is checked here. `options` are those of the kind, `settings` those of `evaluate`.
+    """Check everything and return a job; iterating the job answers the questions at every point.
 
-    Nothing is cut to fit: a sample that is too long for the model at any point is in none, and that is told.
+    Nothing is cut to fit the context: a sample that is too long at one point is left out of all, with a note.
+
+    Args:
+        model: A model from `fs.load`.
+        samples: The questions.
+        out: The folder of this model.
+        kind: What changes.
+        seed: The seed of whatever is drawn.
+        options: The options of the kind, such as `{"documents": 10}`.
+        template: The name of a prompt template, or a file.
+        chat: Whether prompts go through the chat template. Default: if the tokenizer has one.
+        **settings: The settings of `plan_evaluation`.
     """
     if not isinstance(model, Model):
         raise UserError(f"stress needs a floatscope Model (fs.load), got {type(model).__name__}")
     check_kind(kind, model.spec)
-    able, path = points(kind, samples, seed=seed, **(options or {})), Path(out)
-    new = resolve_sampling(
-        model.spec.paradigm, settings.get("preset"), new_tokens=settings.get("new_tokens")
-    ).new_tokens
-    made = _whole(model, able, prompt, chat, new, seed)
+    all_points, path = build_points(kind, samples, seed=seed, **(options or {})), Path(out)
+    sampling = resolve_sampling(model.spec.paradigm, settings.get("preset"), new_tokens=settings.get("new_tokens"))
+    fitting_points = _drop_long_samples(model, all_points, template, chat, sampling.new_tokens, seed)
     evaluations = [
         plan_evaluation(
             model,
@@ -96,58 +124,99 @@ def plan_stress(
             extra_masks=point.extra_masks,
             filler=point.filler,
             attention=True,
-            prompt=prompt,
+            template=template,
             chat=chat,
             seed=seed,
             **settings,
         )
-        for point in made
+        for point in fitting_points
         if not point.same_as
     ]
-    told = _left_out(model.spec, len(samples), able[0], made[0])
-    record = {"kind": kind, "model": model.spec.name, "told": told, "points": [_told(point) for point in made]}
+    notes = _note_left_out(model.spec, len(samples), all_points[0], fitting_points[0])
+    records = [_point_record(point) for point in fitting_points]
+    record = {"kind": kind, "model": model.spec.name, "notes": notes, "points": records}
     try:
         path.mkdir(parents=True, exist_ok=True)
-        write_atomic(path / STRESS, [json.dumps(record, indent=1).encode()])
+        write_atomic(path / STRESS_FILE, [json.dumps(record, indent=1).encode()])
     except OSError as error:
         raise UserError(f"cannot write to {path}: {error.strerror}") from error
-    return StressJob(path, made, evaluations, told)
+    return StressJob(path, fitting_points, evaluations, notes)
 
 
-def _whole(model: Model, made: list[Point], prompt: str | Path, chat: bool | None, new: int, seed: int) -> list[Point]:
-    """The points with the samples whose prompts fit at all of them; who is left out can be a shot of nobody."""
-    asked = template(prompt)
-    while made[0].samples:
+@dataclass(frozen=True, eq=False)
+class StressJob:
+    """A checked plan of one model. Iterating it answers what is missing, point by point; again, and it resumes."""
+
+    path: Path
+    points: list[Point]
+    evaluations: list[EvaluationJob]  # of the points that differ from earlier ones
+    notes: list[str]  # which samples are left out
+
+    def __iter__(self) -> Iterator[tuple[Point, BatchAnswered]]:
+        distinct = (point for point in self.points if not point.same_as)
+        for point, evaluation in zip(distinct, self.evaluations, strict=True):
+            if evaluation.finished < len(evaluation.items):
+                for event in evaluation:
+                    yield point, event
+
+    @property
+    def total(self) -> int:
+        """The number of answers over all points."""
+        return sum(len(each.items) for each in self.evaluations)
+
+    @property
+    def finished(self) -> int:
+        """The number of answers that are on disk now."""
+        return sum(each.finished for each in self.evaluations)
+
+
+def check_kind(kind: str, spec: ModelSpec) -> None:
+    """Refuse a stress test in which a model has a single point."""
+    if kind == "masks" and spec.paradigm == "arm":
+        raise UserError(
+            f"{spec.name} is autoregressive: nothing can stand after its answer, so masks has nothing to vary; leave"
+            " the model out, or choose another kind"
+        )
+
+
+def _drop_long_samples(
+    model: Model, points: list[Point], template: str | Path, chat: bool | None, new_tokens: int, seed: int
+) -> list[Point]:
+    """The points with only the samples whose prompts fit at all of them. A dropped sample is no shot of others either,
+    so lengths are checked again until none is dropped."""
+    loaded = load_template(template)
+    while points[0].samples:
         long: set[str] = set()
-        for p in (point for point in made if not point.same_as):
-            ask = PromptConfig(asked, "all", p.shots, p.placement, p.extra_masks, p.filler)
-            long |= too_long(model, p.samples, ask, chat, new, seed)
+        for point in points:
+            if not point.same_as:
+                config = PromptConfig(loaded, "all", point.shots, point.placement, point.extra_masks, point.filler)
+                long |= find_too_long(model, point.samples, config, chat, new_tokens, seed)
         if not long:
-            return made
-        made = [replace(p, samples=tuple(s for s in p.samples if s.id not in long)) for p in made]
+            return points
+        points = [replace(p, samples=tuple(s for s in p.samples if s.id not in long)) for p in points]
     raise UserError(
-        f"every sample is longer at some point than the {model.spec.context} tokens {model.spec.name} was trained for:"
-        " give fewer documents or smaller counts, shorter passages, or ask for fewer new tokens"
+        f"every sample is longer at some point than the {model.spec.context} tokens {model.spec.name} was trained for;"
+        " give fewer documents or smaller counts, shorter passages, or fewer new tokens"
     )
 
 
-def _left_out(spec: ModelSpec, count: int, able: Point, asked: Point) -> list[str]:
-    long, told = len(able.samples) - len(asked.samples), []
-    if able.left_out:
-        told.append(f"{able.left_out} of {count} samples cannot take part in every point, so they are in none")
+def _note_left_out(spec: ModelSpec, samples: int, complete: Point, fitting: Point) -> list[str]:
+    long, notes = len(complete.samples) - len(fitting.samples), []
+    if complete.left_out:
+        notes.append(f"{complete.left_out} of {samples} samples cannot take part at every point and are left out")
     if long:
-        told.append(
-            f"{long} of {count} samples are longer at some point than the {spec.context} tokens {spec.name} was trained"
-            " for, so they are in none"
+        notes.append(
+            f"{long} of {samples} samples are longer at some point than the {spec.context} tokens {spec.name} was"
+            " trained for and are left out"
         )
-    return told
+    return notes
 
 
-def _told(point: Point) -> dict[str, Any]:
+def _point_record(point: Point) -> dict[str, Any]:
     return {
         "name": point.name,
         "value": point.value,
         "series": point.series,
         "note": point.note,
-        "asked": point.same_as or point.name,
+        "folder": point.same_as or point.name,
     }

@@ -1,15 +1,16 @@
-"""`trace_samples`: a model over many samples, into a run folder. Glue like `decoding`, for more than fits one batch.
+"""`trace`: decode many samples, capture their attention, write a run folder that survives a crash.
 
-    tracing = trace_samples(model, read_samples("reading-5.jsonl"), "runs/mdm", new_tokens=8, controls=(0, 1, 2))
-    tracing.size                                   # the forecast; everything is checked, nothing decoded yet
-    for traced in tracing: print(traced.done, traced.total, traced.sample, traced.left)
-    controls("runs/mdm")                           # the runs of the untrained controls, beside the model's own
+    run = trace(model, read_samples("twin:reading-5"), "runs/mdm", new_tokens=8, controls=(0, 1, 2))
+    job = plan_trace(model, samples, "runs/mdm", new_tokens=8)     # checked, nothing decoded yet
+    job.forecast                                                   # its size on disk
+    for event in job: print(event.done, event.total, event.sample, event.seconds_left)
+    controls("runs/mdm")                                           # the runs of the untrained controls
 
-Samples of like length share a batch, the longest come first, and which share one is written into the run. A batch that
-was broken off is decoded whole again and what was missing is written: a resumed run has the bytes of an unbroken one.
+Samples of similar length share a batch, and the longest come first. The run records its batches. An interrupted batch
+is decoded again as a whole and only the missing samples are written, so a resumed run has the bytes of an unbroken one.
 
-Every model decodes all new tokens (`stop=False`): what stands behind an end of text is not part of the prediction, but
-all samples of all runs have the same positions and, of one schedule, the same steps.
+Every model decodes all new tokens (`stop=False`). What follows an end of text is not part of the prediction, but all
+samples of all runs have the same positions and, under one schedule, the same steps.
 """
 
 from __future__ import annotations
@@ -33,45 +34,76 @@ from floatscope.errors import UserError
 from floatscope.files.sizes import format_size
 from floatscope.models.model import Model
 from floatscope.models.untrained import untrained
-from floatscope.pipelines import prompts
-from floatscope.pipelines.asking import PromptItem, batch_regions, batches, encode_samples, threads_for
+from floatscope.pipelines.batching import limit_threads, make_batches
 from floatscope.pipelines.decode import decode
+from floatscope.pipelines.prompting import PromptItem, batch_regions, encode_samples, uses_chat_template
 from floatscope.sampling import Sampling
 from floatscope.sampling.settings import resolve_sampling
-from floatscope.tasks.prompt import TEMPLATE, Prompt, prompt_of
+from floatscope.tasks.regions import Prompt
 from floatscope.tasks.sample import Sample
-from floatscope.tasks.score import acc
+from floatscope.tasks.scores import acc
+from floatscope.tasks.template import load_template
 from floatscope.traces import Forecast, Run, Trace, create_run, forecast, open_run
-from floatscope.traces.file import file_name
-from floatscope.traces.record import RECORD
-from floatscope.traces.run import SAMPLES, check_run, control_path
+from floatscope.traces.run import SAMPLES_FOLDER, check_run, control_path
+from floatscope.traces.run_record import RECORD_FILE
+from floatscope.traces.trace_file import trace_file_name
 
 
 @dataclass(frozen=True)
 class SampleTraced:
-    """A sample is on the disk."""
+    """A sample has been written to disk."""
 
     run: Path
     sample: str
-    acc: float | None  # None: it has no answers
-    done: int  # finished samples of all runs, those of an earlier start among them
+    acc: float | None  # None: the sample has no answers
+    done: int  # finished samples of all runs, including those of earlier starts
     total: int
     seconds: float  # since this start
-    left: float  # seconds the rest will take at this pace
+    seconds_left: float  # for the remaining samples, at the present rate
 
 
 @dataclass(frozen=True)
-class Summary:
-    """A run in a line."""
+class RunSummary:
+    """One line about a run."""
 
     run: Path
     samples: int
     bytes: int
-    acc: float | None  # mean over the samples that have answers; None: none has
+    acc: float | None  # mean over the samples with answers; None: there are none
 
     @property
     def as_json(self) -> dict[str, Any]:
+        """The summary as JSON values."""
         return {"run": str(self.run), "samples": self.samples, "bytes": self.bytes, "acc": self.acc}
+
+
+def trace(
+    model: Model,
+    samples: Sequence[Sample | str],
+    out: str | Path,
+    *,
+    on_progress: Callable[[SampleTraced], None] | None = None,
+    **settings: Any,
+) -> Run:
+    """Trace a model over many samples into a run folder, and open the folder.
+
+    Args:
+        model: A model from `fs.load`.
+        samples: Questions (`fs.read_samples`) or plain texts.
+        out: The run folder. An interrupted run resumes.
+        on_progress: Called after each sample.
+        **settings: As for `plan_trace`: `watch`, `batch_size`, `controls`, `chat`, `preset`, and the settings of
+            `Sampling` (`new_tokens`, `steps`, `sampler`, …).
+
+    Returns:
+        The run: `len(run)`, `run["id"]`, `for trace in run`.
+
+        run = fs.trace(fs.load("twin:mdm"), fs.read_samples("twin:reading-5", limit=2), "runs/mdm", new_tokens=8)
+    """
+    for event in plan_trace(model, samples, out, **settings):
+        if on_progress is not None:
+            on_progress(event)
+    return open_run(out)
 
 
 def plan_trace(
@@ -80,221 +112,238 @@ def plan_trace(
     out: str | Path,
     *,
     watch: Watch | None = None,
-    batch: int | None = None,
+    batch_size: int | None = None,
     controls: Sequence[int] = (),
     resume: bool = True,
     chat: bool | None = None,
     preset: str | None = None,
     source: Mapping[str, Any] | None = None,
-    write: Callable[[Sample], Prompt] = prompt_of,
+    build_prompt: Callable[[Sample], Prompt] | None = None,
     **settings: Any,
 ) -> TraceJob:
-    """Everything is checked here; samples are decoded as the result is iterated.
+    """Check everything and return a job; iterating the job decodes the samples.
 
-    A sample is a question, asked as `write` puts it, or a text, taken as it is and called prompt-1, prompt-2, …
-    `controls` are seeds: each is an untrained control, traced alike into a run inside the model's. `source` says where
-    the samples come from, in the run's settings. `settings` are those of `Sampling`.
+    Args:
+        model: A model from `fs.load`.
+        samples: Questions, or plain texts, which are used as they are and get the ids prompt-1, prompt-2, …
+        out: The run folder.
+        watch: What to capture. Default: `Watch()`.
+        batch_size: Samples per batch. Default: 8, on a GPU 32.
+        controls: Seeds. Each is an untrained control, traced in the same way into a run inside the model's folder.
+        resume: Whether `out` may hold an interrupted run with the same settings.
+        chat: Whether prompts go through the chat template. Default: if the tokenizer has one.
+        preset: The settings of a model's authors, `llada` or `dream`.
+        source: Where the samples come from, for the run's settings.
+        build_prompt: How a question becomes a prompt. Default: the template `default`.
+        **settings: The settings of `Sampling`.
     """
     if not isinstance(model, Model):
-        raise UserError(f"trace_samples needs a floatscope Model (fs.load), got {type(model).__name__}")
+        raise UserError(f"trace needs a floatscope Model (fs.load), got {type(model).__name__}")
     settings = {"stop": False, **{name: value for name, value in settings.items() if value is not None}}
     if model.spec.paradigm == "arm" and settings.get("steps") == settings.get("new_tokens", Sampling.new_tokens):
-        settings.pop("steps")  # a step per token is what it takes
-    how = resolve_sampling(model.spec.paradigm, preset, **settings)
-    items = encode_samples(model, [samples] if isinstance(samples, str) else samples, chat, how.new_tokens, write)
-    tracing = TraceJob(
+        settings.pop("steps")  # an ARM takes one step per token anyway
+    sampling = resolve_sampling(model.spec.paradigm, preset, **settings)
+    job = TraceJob(
         model=model,
         path=Path(out),
-        items=items,
+        items=encode_samples(
+            model,
+            [samples] if isinstance(samples, str) else samples,
+            chat,
+            sampling.new_tokens,
+            build_prompt or load_template("default").prompt,
+        ),
         watch=watch or Watch(),
-        sampling=how,
-        template="chat" if prompts.uses_template(model, chat) else None,
-        batch=batch,
-        seeds=tuple(controls),
+        sampling=sampling,
+        chat=uses_chat_template(model, chat),
+        batch_size=batch_size,
+        control_seeds=tuple(controls),
         source=dict(source or {}),
         arguments={"preset": preset, **settings},
     )
-    names = [item.sample.id for item in items]
-    check_run(out, tracing.settings(model), names, plan=tracing.plan(tracing.path), resume=resume)
-    tracing.check_room()
-    return tracing
+    ids = [item.sample.id for item in job.items]
+    check_run(out, job.settings(model), ids, plan=job.batch_plan(job.path), resume=resume)
+    job.check_disk_space()
+    return job
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TraceJob:
-    """Ready to be iterated; again, and it goes on with what is missing."""
+    """A checked plan. Iterating it decodes the samples that are missing; iterating it again resumes."""
 
     model: Model
     path: Path
     items: list[PromptItem]
     watch: Watch
     sampling: Sampling
-    template: str | None
-    batch: int | None
-    seeds: tuple[int, ...]
+    chat: bool  # prompts go through the chat template
+    batch_size: int | None
+    control_seeds: tuple[int, ...]
     source: dict[str, Any]
-    arguments: dict[str, Any]
+    arguments: dict[str, Any]  # of `decode`
 
     def __iter__(self) -> Iterator[SampleTraced]:
-        pace = _Pace(self.finished, self.total)
-        yield from self._trace(self.model, self.path, None, pace)
-        for seed in self.seeds:
+        progress = _Progress(self.finished, self.total)
+        yield from self._trace(self.model, self.path, None, progress)
+        for seed in self.control_seeds:
             path = control_path(self.path, seed)
-            if _finished(path) < len(self.items):
-                yield from self._trace(untrained(self.model, seed), path, seed, pace)
+            if _count_finished(path) < len(self.items):
+                yield from self._trace(untrained(self.model, seed), path, seed, progress)
 
     def __repr__(self) -> str:
-        return f"Tracing({self.model.spec.name}: {self.finished} of {self.total} samples, in {self.path})"
+        return f"TraceJob({self.model.spec.name}: {self.finished} of {self.total} samples, in {self.path})"
 
     @property
     def paths(self) -> list[Path]:
-        """The model's run and those of its controls."""
-        return [self.path, *(control_path(self.path, seed) for seed in self.seeds)]
+        """The folders of the model's run and of its controls."""
+        return [self.path, *(control_path(self.path, seed) for seed in self.control_seeds)]
 
     @property
     def total(self) -> int:
-        """Samples over all runs."""
+        """The number of samples over all runs."""
         return len(self.items) * len(self.paths)
 
     @property
     def finished(self) -> int:
-        """How many of them are on the disk now."""
-        return sum(map(_finished, self.paths))
+        """The number of samples that are on disk now."""
+        return sum(map(_count_finished, self.paths))
 
     @property
     def note(self) -> str | None:
-        """What the traces lack, in a sentence."""
+        """One sentence about what the traces lack, or None."""
         without = [item.sample.id for item in self.items if not item.tokens.keys() - {"bos"}]
         if not without:
             return None
         return (
-            f"{len(without)} of {len(self.items)} samples, such as '{without[0]}', have no regions but bos and answer:"
-            f" the tokenizer of {self.model.spec.name} does not tell which characters a token stands for, or its chat"
+            f"{len(without)} of {len(self.items)} samples, such as '{without[0]}', have no regions except bos and"
+            f" answer: the tokenizer of {self.model.spec.name} does not give the characters of each token, or its chat"
             " template changes the prompt"
         )
 
     @cached_property
-    def size(self) -> Forecast | None:
-        """How large all runs will be together, at most; None where the model does not tell its layers and heads."""
+    def forecast(self) -> Forecast | None:
+        """The size of all runs together, at most; None where the model's config names no layers and heads."""
         config: Any = getattr(self.model.module, "config", None)
-        layers, heads = (getattr(config, f"num_{what}", None) for what in ("hidden_layers", "attention_heads"))
+        layers, heads = (getattr(config, f"num_{part}", None) for part in ("hidden_layers", "attention_heads"))
         if not isinstance(layers, int) or not isinstance(heads, int):
             return None
-        new, arm = self.sampling.new_tokens, self.model.spec.paradigm == "arm"
+        new, is_arm = self.sampling.new_tokens, self.model.spec.paradigm == "arm"
         prompt = round(np.mean([len(item.ids) for item in self.items]))
-        suffix = 0 if arm or self.model.tokenizer is None else len(self.model.tokenizer.suffix)
+        suffix = 0 if is_arm or self.model.tokenizer is None else len(self.model.tokenizer.suffix)
         return forecast(
-            keep=None if self.watch.fields is not None else self.watch.level,
+            level=None if self.watch.fields is not None else self.watch.level,
             fields=self.watch.fields,
             samples=self.total,
             steps=self.sampling.steps or new,
             layers=layers,
             heads=heads,
-            keys=prompt + new - 1 if arm else prompt + new + suffix,
+            keys=prompt + new - 1 if is_arm else prompt + new + suffix,
             regions=round(np.mean([len(item.tokens) + 1 for item in self.items])),
             commits=new,
-            queries=prompt if arm else None,
-            positions=prompt + new if arm else None,
+            queries=prompt if is_arm else None,
+            positions=prompt + new if is_arm else None,
             influence=self.watch.influence,
         )
 
-    def check_room(self) -> None:
-        """Refuse what the disk cannot hold."""
-        if self.size is None:
+    def check_disk_space(self) -> None:
+        """Refuse a run that does not fit on the disk."""
+        if self.forecast is None:
             return
-        needed = self.size.total * (self.total - self.finished) // self.total
-        there = next(place for place in (self.path.absolute(), *self.path.absolute().parents) if place.exists())
-        free = shutil.disk_usage(there).free
+        needed = self.forecast.total * (self.total - self.finished) // self.total
+        existing = next(place for place in (self.path.absolute(), *self.path.absolute().parents) if place.exists())
+        free = shutil.disk_usage(existing).free
         if needed > free:
             raise UserError(
-                f"the traces need {format_size(needed)} and the disk of {self.path} has {format_size(free)} left:"
-                " take fewer samples or controls, keep less, or give a folder on another disk"
+                f"the traces need {format_size(needed)} and the disk of {self.path} has {format_size(free)} left; use"
+                " fewer samples or controls, a smaller level, or a folder on another disk"
             )
 
-    def summaries(self) -> list[Summary]:
-        """The model's run and its controls, as far as they are."""
-        return [_summary(path) for path in self.paths]
+    def summaries(self) -> list[RunSummary]:
+        """One line about the model's run and about each control, as far as they are finished."""
+        return [_summarise_run(path) for path in self.paths]
 
     def settings(self, model: Model, seed: int | None = None) -> dict[str, Any]:
-        """All that the traces depend on."""
-        asked = [[item.sample.id, item.prompt.text, *item.sample.answers] for item in self.items]
+        """Everything that the traces depend on."""
+        contents = [[item.sample.id, item.prompt.text, *item.sample.answers] for item in self.items]
         return {
             **model.metadata,
             **self.sampling.as_json,
-            "template": self.template,
-            "prompt": TEMPLATE if any("prompt" not in item.prompt.spans for item in self.items) else None,
-            "keep": self.watch.level if self.watch.fields is None else None,
+            "chat": self.chat,
+            "template": "default" if any("prompt" not in item.prompt.spans for item in self.items) else None,
+            "level": self.watch.level if self.watch.fields is None else None,
             "fields": list(self.watch.field_names),
             "reducers": [reducer.name for reducer in self.watch.reducers],
             "control_seed": seed,
-            "samples_sha256": hashlib.sha256(json.dumps(asked).encode()).hexdigest(),
+            "samples_sha256": hashlib.sha256(json.dumps(contents).encode()).hexdigest(),
             **self.source,
         }
 
-    def plan(self, path: Path) -> list[list[str]] | None:
-        """Which samples share a batch, the longest first; None: as the run in the folder says.
+    def batch_plan(self, path: Path) -> list[list[str]] | None:
+        """The sample ids of each batch, the longest samples first; None: use the plan of the run in the folder.
 
-        A run that is finished is not decoded, and one that was begun keeps its batches unless others are asked for.
+        A finished run is not decoded again. An interrupted run keeps its batches unless another size is asked for.
         """
-        if (path / RECORD).exists() and (self.batch is None or _finished(path) == len(self.items)):
+        if (path / RECORD_FILE).exists() and (self.batch_size is None or _count_finished(path) == len(self.items)):
             return None
-        return [[item.sample.id for item in batch] for batch in batches(self.model, self.items, self.batch)]
+        return [[item.sample.id for item in batch] for batch in make_batches(self.model, self.items, self.batch_size)]
 
-    def _trace(self, model: Model, path: Path, seed: int | None, pace: _Pace) -> Iterator[SampleTraced]:
-        by_name = {item.sample.id: item for item in self.items}
-        with create_run(path, self.settings(model, seed), list(by_name), plan=self.plan(path), resume=True) as run:
+    def _trace(self, model: Model, path: Path, seed: int | None, progress: _Progress) -> Iterator[SampleTraced]:
+        by_id = {item.sample.id: item for item in self.items}
+        with create_run(path, self.settings(model, seed), list(by_id), plan=self.batch_plan(path), resume=True) as run:
             assert run.plan is not None
-            for names in run.plan:
-                missing = set(names).difference(run.done)
+            for ids in run.plan:
+                missing = set(ids).difference(run.finished)
                 if not missing:
                     continue
                 try:
-                    traces = self._decode(model, [by_name[name] for name in names])
+                    traces = self._decode(model, [by_id[sample] for sample in ids])
                 except BaseException:
-                    _forget_if_empty(run)
+                    _remove_if_empty(run)
                     raise
-                pace.decoded(len(missing))
-                for trace in traces:
-                    if trace.sample in missing:
-                        run.write(trace)
-                        yield pace.written(path, trace)
+                progress.add_decoded(len(missing))
+                for each in traces:
+                    if each.sample in missing:
+                        run.write(each)
+                        yield progress.add_written(path, each)
 
     def _decode(self, model: Model, items: Sequence[PromptItem]) -> list[Trace]:
-        new, suffix = self.sampling.new_tokens, 0
+        suffix = 0
         if model.spec.paradigm == "mdm" and model.tokenizer is not None:
             suffix = len(model.tokenizer.suffix)
-        with threads_for(model):
+        with limit_threads(model):
             decoding = decode(
                 model,
                 [item.ids for item in items],
                 watch=self.watch,
                 samples=[item.sample.id for item in items],
-                regions=batch_regions(items, new, suffix),
-                meta={"template": self.template},
+                regions=batch_regions(items, self.sampling.new_tokens, suffix),
+                meta={"chat": self.chat},
                 **self.arguments,
             )
-            told = zip(items, decoding.traces, decoding.texts, strict=True)
-        return [replace(trace, meta={**trace.meta, **_about(model, item, trace, text)}) for item, trace, text in told]
+            results = zip(items, decoding.traces, decoding.texts, strict=True)
+        return [
+            replace(each, meta={**each.meta, **_sample_meta(model, item, each, text)}) for item, each, text in results
+        ]
 
 
-class _Pace:
-    """Counts what is finished and how long the rest will take."""
+class _Progress:
+    """Counts finished samples and estimates the time that remains."""
 
     def __init__(self, done: int, total: int) -> None:
-        self.done, self.total, self.fresh, self.began = done, total, 0, time.monotonic()
+        self.done, self.total, self.decoded, self.began = done, total, 0, time.monotonic()
 
-    def decoded(self, samples: int) -> None:
-        self.fresh += samples
+    def add_decoded(self, samples: int) -> None:
+        self.decoded += samples
 
-    def written(self, run: Path, trace: Trace) -> SampleTraced:
+    def add_written(self, run: Path, trace: Trace) -> SampleTraced:
         self.done += 1
         seconds = time.monotonic() - self.began
-        left = seconds / self.fresh * (self.total - self.done)
+        left = seconds / self.decoded * (self.total - self.done)
         return SampleTraced(run, trace.sample, trace.meta["acc"], self.done, self.total, seconds, left)
 
 
-def _about(model: Model, item: PromptItem, trace: Trace, prediction: str) -> dict[str, Any]:
-    """What a reader of the run needs of the model and the sample, without either."""
+def _sample_meta(model: Model, item: PromptItem, trace: Trace, prediction: str) -> dict[str, Any]:
+    """What a reader of the run needs to know of the model and the sample, without either."""
     assert model.tokenizer is not None
     spec, sample, arrays = model.spec, item.sample, trace.arrays
     used = np.unique(np.concatenate([arrays[name].ravel() for name in ("tokens", "tokens_after", "commit_token")]))
@@ -312,28 +361,28 @@ def _about(model: Model, item: PromptItem, trace: Trace, prediction: str) -> dic
     }
 
 
-def _finished(path: Path) -> int:
-    return len(open_run(path).done) if (path / RECORD).exists() else 0
+def _count_finished(path: Path) -> int:
+    return len(open_run(path).finished) if (path / RECORD_FILE).exists() else 0
 
 
-def _summary(path: Path) -> Summary:
-    files = [path / SAMPLES / file_name(sample) for sample in open_run(path).done]
-    scores = [score for file in files if (score := _meta(file)["acc"]) is not None]
-    return Summary(
+def _summarise_run(path: Path) -> RunSummary:
+    files = [path / SAMPLES_FOLDER / trace_file_name(sample) for sample in open_run(path).finished]
+    scores = [score for file in files if (score := _read_meta(file)["acc"]) is not None]
+    return RunSummary(
         path, len(files), sum(file.stat().st_size for file in files), float(np.mean(scores)) if scores else None
     )
 
 
-def _meta(file: Path) -> dict[str, Any]:
-    """What a trace says of itself, without reading its arrays."""
+def _read_meta(file: Path) -> dict[str, Any]:
+    """The metadata of a trace, without its arrays."""
     with safe_open(file, "np") as opened:
-        told: dict[str, Any] = json.loads(opened.metadata()["meta"])
-    return told
+        meta: dict[str, Any] = json.loads(opened.metadata()["meta"])
+    return meta
 
 
-def _forget_if_empty(run: Run) -> None:
-    """What failed before its first sample leaves no run behind, so that it may be tried with other settings."""
-    if not run.done:
-        with suppress(OSError):  # the error that brought us here is the one to tell
-            (run.path / SAMPLES).rmdir()
-            (run.path / RECORD).unlink()
+def _remove_if_empty(run: Run) -> None:
+    """Remove a run that failed before its first sample, so that it can be tried with other settings."""
+    if not run.finished:
+        with suppress(OSError):  # report the error that led here, not this one
+            (run.path / SAMPLES_FOLDER).rmdir()
+            (run.path / RECORD_FILE).unlink()

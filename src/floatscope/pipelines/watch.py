@@ -1,8 +1,8 @@
-"""`watch`: see every forward of a model inside a block of somebody else's code.
+"""`watch`: capture every forward of a model inside a block of any code.
 
-with watch(any_module, mask_id=103) as seen:
+with watch(any_module, mask_id=103) as watched:
     any_module.generate(...)
-seen.traces
+watched.traces
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from floatscope.canvas import CanvasState, Commits, Step
+from floatscope.capture.hooks import attach
 from floatscope.capture.watcher import Watch, Watcher
-from floatscope.capture.ways import attach
 from floatscope.errors import UserError, unknown_choice
 from floatscope.models.model import Model
 from floatscope.schema import FIELDS, State
@@ -27,99 +27,26 @@ from floatscope.traces import Trace
 from floatscope.traces.recorder import Recorder
 
 
-class Seen:
-    """What a `watch` block saw: a step per forward, a trace per sequence; another prompt begins another sequence."""
-
-    def __init__(
-        self, module: nn.Module, watcher: Watcher, mask_id: int | None, meta: Mapping[str, Any] | None = None
-    ) -> None:
-        self.watcher, self.mask_id, self.meta = watcher, mask_id, dict(meta or {})
-        self._signature = signature(module.forward)
-        self.way = ""
-        self._recorders: list[Recorder] = []
-        self._before: CanvasState | None = None
-
-    @property
-    def traces(self) -> list[Trace]:
-        """One trace per sequence, in the order they began."""
-        if not self._recorders:
-            raise UserError("nothing was seen: no forward of the watched model ran inside the `watch` block")
-        return [trace for recorder in self._recorders for trace in recorder.traces()]
-
-    @property
-    def layers(self) -> list[str]:
-        """Names of the attention modules, in the order of a forward."""
-        return self.watcher.layers
-
-    def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._now = self._canvas(self._signature.bind_partial(*args, **kwargs).arguments)
-        self.watcher.begin(self._now)
-
-    def _finish(self) -> None:
-        layers = self.watcher.finish()
-        if not layers:
-            raise UserError(
-                "no attention was seen in this forward: the model calls neither transformers' AttentionInterface nor"
-                " F.scaled_dot_product_attention"
-            )
-        if self._before is None:
-            names = [f"{len(self._recorders)}.{b}" for b in range(len(self._now.tokens))]
-            self._recorders.append(recorder_for(names, self.watcher, {**self.meta, "rows": "all"}))
-        if self._cached:
-            self._recorders[-1].meta["rows"] = "cache"
-        self._recorders[-1].add(Step(self._now, self._now, Commits.none()), layers, self.watcher.layer_visibility)
-        self._before = self._now
-
-    def _canvas(self, given: Mapping[str, Any]) -> CanvasState:
-        """The canvas from what the forward was given, by position or by name."""
-        first = next(iter(given.values()), None)
-        ids = given.get("input_ids", first)
-        if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.is_floating_point():
-            embeds = given.get("inputs_embeds", ids)
-            if not isinstance(embeds, Tensor) or embeds.ndim < 2:
-                raise UserError("the watched forward takes neither token ids [batch, position] nor embeddings")
-            ids = torch.full(embeds.shape[:2], -1, device=embeds.device)
-        past = given.get("past_key_values")
-        if past is not None and hasattr(past, "reorder_cache"):
-            past.reorder_cache = _refuse_beams
-        if getattr(past, "is_compileable", False):
-            raise UserError(
-                f"a {type(past).__name__} attends over positions that are not written yet, which is not captured;"
-                " use generate(cache_implementation='dynamic')"
-            )
-        cached = int(past.get_seq_length()) if past is not None and hasattr(past, "get_seq_length") else 0
-        self._cached = past is not None
-        if self._before is not None and not _continues(self._before, ids, cached):
-            self._before = None
-        before = self._before
-        if cached and before is None:
-            raise UserError(
-                f"the cache holds {cached} positions whose rows were not seen; begin the `watch` block before the first"
-                " forward of a sequence"
-            )
-        if before is not None:
-            ids = torch.cat([before.tokens[:, :cached], ids], 1)
-        mask = given.get("attention_mask")
-        valid = torch.ones_like(ids, dtype=torch.bool)
-        if isinstance(mask, Tensor) and mask.ndim == 2:
-            valid[:, : mask.shape[1]] = mask[:, : ids.shape[1]].bool()
-        states = torch.where(valid, int(State.PROMPT), int(State.PAD))
-        if before is not None:  # what was masked in the step before and is not now has been committed
-            n = before.tokens.shape[1]
-            states[:, :n][(before.states >= State.MASKED) & valid[:, :n]] = int(State.COMMITTED)
-            states[:, n:][valid[:, n:]] = int(State.COMMITTED)
-        if self.mask_id is not None:
-            states[(ids == self.mask_id) & valid] = int(State.MASKED)
-        return CanvasState(ids, states, step=0 if before is None else before.step + 1)
-
-
 @contextmanager
-def watch(module: nn.Module | Model, *, mask_id: int | None = None, **settings: Any) -> Iterator[Seen]:
-    """Watch every forward of `module` inside the block; settings are those of `Watch`.
+def watch(module: nn.Module | Model, *, mask_id: int | None = None, **settings: Any) -> Iterator[WatchSession]:
+    """Capture the attention of every forward of `module` inside the block.
 
-    Nothing else is needed of the code in the block: it may be transformers' `generate()` or a sampler of your own.
-    `mask_id` tells masked positions from the others, and so a step of denoising from a new prompt. Commits are not
-    known here, so there is no predicting group.
+    The code in the block can be anything: transformers' `generate()`, a sampler of your own, a plain call. `watch` does
+    not know which positions are committed, so its traces have no predicting rows; use `fs.decode` for those.
+
+    Args:
+        module: a torch module or a floatscope `Model`.
+        mask_id: the mask token of a masked diffusion model; it marks masked positions, and tells a step of denoising
+            from a new prompt. The default is that of the `Model`.
+        **settings: fields of `fs.Watch` (level, fields, backend, verify, reducers), without `influence`.
+
+    Yields:
+        A `WatchSession`; read its `traces` after the block.
+
+    Example:
+        >>> with fs.watch(module, level="heads") as watched:
+        ...     module.generate(input_ids, max_new_tokens=8)
+        >>> watched.traces[0].received().shape      # (step, layer, key)
     """
     meta = {}
     if isinstance(module, Model):
@@ -128,49 +55,156 @@ def watch(module: nn.Module | Model, *, mask_id: int | None = None, **settings: 
         module = module.module
     if not isinstance(module, nn.Module):
         raise UserError(f"watch needs a torch module or a floatscope Model, got {type(module).__name__}")
+    session = WatchSession(module, Watcher(_build_watch(settings)), mask_id, meta)
+    with attach(module, session.watcher) as session.hook:
+        handles = [
+            module.register_forward_pre_hook(lambda _, args, kwargs: session._begin(args, kwargs), with_kwargs=True),
+            module.register_forward_hook(lambda _, args, output: session._finish()),
+        ]
+        try:
+            yield session
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+class WatchSession:
+    """The captured forwards of a `watch` block: one step per forward, one trace per sequence.
+
+    A forward with another prompt starts another sequence.
+
+    Attributes:
+        watcher: the `Watcher` that captures the attention.
+        mask_id: the mask token, if there is one.
+        meta: the metadata of the traces.
+        hook: how attention is captured: "AttentionInterface" or "scaled_dot_product_attention".
+    """
+
+    def __init__(
+        self, module: nn.Module, watcher: Watcher, mask_id: int | None, meta: Mapping[str, Any] | None = None
+    ) -> None:
+        self.watcher, self.mask_id, self.meta = watcher, mask_id, dict(meta or {})
+        self.hook = ""
+        self._signature = signature(module.forward)
+        self._recorders: list[Recorder] = []
+        self._previous: CanvasState | None = None
+
+    @property
+    def traces(self) -> list[Trace]:
+        """One trace per sequence, in the order in which they started."""
+        if not self._recorders:
+            raise UserError("nothing was seen: no forward of the watched model ran inside the `watch` block")
+        return [trace for recorder in self._recorders for trace in recorder.build_traces()]
+
+    @property
+    def layers(self) -> list[str]:
+        """The names of the attention modules, in the order of a forward."""
+        return self.watcher.layers
+
+    def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._current = self._read_canvas(self._signature.bind_partial(*args, **kwargs).arguments)
+        self.watcher.begin(self._current)
+
+    def _finish(self) -> None:
+        layers = self.watcher.finish()
+        if not layers:
+            raise UserError(
+                "no attention was seen in this forward: the model calls neither transformers' AttentionInterface nor"
+                " F.scaled_dot_product_attention"
+            )
+        if self._previous is None:
+            names = [f"{len(self._recorders)}.{b}" for b in range(len(self._current.tokens))]
+            self._recorders.append(build_recorder(names, self.watcher, {**self.meta, "rows": "all"}))
+        if self._has_cache:
+            self._recorders[-1].meta["rows"] = "cache"
+        step = Step(self._current, self._current, Commits.empty())
+        self._recorders[-1].add(step, layers, self.watcher.layer_visibility)
+        self._previous = self._current
+
+    def _read_canvas(self, arguments: Mapping[str, Any]) -> CanvasState:
+        """The canvas, from the arguments of the forward."""
+        ids = _read_ids(arguments)
+        # 1. The positions that are already in the cache.
+        cache = arguments.get("past_key_values")
+        if cache is not None and hasattr(cache, "reorder_cache"):
+            cache.reorder_cache = _refuse_beams
+        if getattr(cache, "is_compileable", False):
+            raise UserError(
+                f"a {type(cache).__name__} attends over positions that are not written yet, which is not captured;"
+                " use generate(cache_implementation='dynamic')"
+            )
+        cached = int(cache.get_seq_length()) if cache is not None and hasattr(cache, "get_seq_length") else 0
+        self._has_cache = cache is not None
+        # 2. The previous forward, if this one continues its sequences.
+        if self._previous is not None and not _continues(self._previous, ids, cached):
+            self._previous = None
+        previous = self._previous
+        if cached and previous is None:
+            raise UserError(
+                f"the cache holds {cached} positions whose rows were not seen; begin the `watch` block before the first"
+                " forward of a sequence"
+            )
+        if previous is not None:
+            ids = torch.cat([previous.tokens[:, :cached], ids], 1)
+        # 3. Padding, commits and masks.
+        mask = arguments.get("attention_mask")
+        valid = torch.ones_like(ids, dtype=torch.bool)
+        if isinstance(mask, Tensor) and mask.ndim == 2:
+            valid[:, : mask.shape[1]] = mask[:, : ids.shape[1]].bool()
+        states = torch.where(valid, int(State.PROMPT), int(State.PAD))
+        if previous is not None:  # a position that was masked in the previous step and is not now was committed
+            n = previous.tokens.shape[1]
+            states[:, :n][(previous.states >= State.MASKED) & valid[:, :n]] = int(State.COMMITTED)
+            states[:, n:][valid[:, n:]] = int(State.COMMITTED)
+        if self.mask_id is not None:
+            states[(ids == self.mask_id) & valid] = int(State.MASKED)
+        return CanvasState(ids, states, step=0 if previous is None else previous.step + 1)
+
+
+def build_recorder(samples: Sequence[str], watcher: Watcher, meta: Mapping[str, Any]) -> Recorder:
+    """Build a recorder with the names of the watched layers and the axes of the user's reducers."""
+    axes = {reducer.name: reducer.axes for reducer in watcher.watch.reducers}
+    return Recorder(samples, meta=meta, extra_axes=axes, coords={"layer": watcher.layers})
+
+
+def _build_watch(settings: dict[str, Any]) -> Watch:
+    """The settings of a `watch` block without the fields that need commits."""
     if settings.pop("influence", False):
-        raise UserError("influence is of the tokens a step commits, which `watch` does not know; use fs.decode")
+        raise UserError("influence needs the commits of a step, which `watch` does not know; use fs.decode")
     allowed = [f.name for f in dataclass_fields(Watch) if f.name != "influence"]
     for name in settings:
         if name not in allowed:
             raise unknown_choice("setting of `watch`", name, allowed)
-    wanted = Watch(**settings)
-    without_rows = tuple(name for name in wanted.names if "commit" not in FIELDS[name].axes)
-    if wanted.fields is not None and without_rows != wanted.fields:
-        unknown_here = ", ".join(name for name in wanted.fields if name not in without_rows)
-        raise UserError(
-            f"{unknown_here}: rows of commits, which `watch` does not know; use fs.decode, or leave them out"
-        )
-    seen = Seen(module, Watcher(replace(wanted, fields=without_rows)), mask_id, meta)
-    with attach(module, seen.watcher) as seen.way:
-        root = [
-            module.register_forward_pre_hook(lambda _, args, kwargs: seen._begin(args, kwargs), with_kwargs=True),
-            module.register_forward_hook(lambda _, args, output: seen._finish()),
-        ]
-        try:
-            yield seen
-        finally:
-            for handle in root:
-                handle.remove()
+    requested = Watch(**settings)
+    fields = tuple(name for name in requested.selected_fields if "commit" not in FIELDS[name].axes)
+    if requested.fields is not None and fields != requested.fields:
+        unknown = ", ".join(name for name in requested.fields if name not in fields)
+        raise UserError(f"{unknown}: needs the commits, which `watch` does not know; use fs.decode, or leave it out")
+    return replace(requested, fields=fields)
+
+
+def _read_ids(arguments: Mapping[str, Any]) -> Tensor:
+    """The token ids of a forward, by position or by name; −1 where it takes embeddings."""
+    ids = arguments.get("input_ids", next(iter(arguments.values()), None))
+    if isinstance(ids, Tensor) and ids.ndim == 2 and not ids.is_floating_point():
+        return ids
+    embeds = arguments.get("inputs_embeds", ids)
+    if not isinstance(embeds, Tensor) or embeds.ndim < 2:
+        raise UserError("the watched forward takes neither token ids [batch, position] nor embeddings")
+    return torch.full(embeds.shape[:2], -1, device=embeds.device)
 
 
 def _refuse_beams(*_: Any) -> None:
     raise UserError(
-        "beam search moves sequences from row to row of the batch, so a row is no one sequence's trace;"
+        "beam search moves sequences between the rows of the batch, so a row is not the trace of one sequence;"
         " generate with num_beams=1, or watch one forward over the finished sequences"
     )
 
 
-def _continues(before: CanvasState, ids: Tensor, cached: int) -> bool:
-    """Whether a forward goes on with the sequences of the one before: as many, no shorter, their prompts unchanged."""
-    n = before.tokens.shape[1]
-    if len(before.tokens) != len(ids) or n > cached + ids.shape[1]:
+def _continues(previous: CanvasState, ids: Tensor, cached: int) -> bool:
+    """Whether a forward continues the sequences of the previous one: as many, not shorter, with the same prompts."""
+    n = previous.tokens.shape[1]
+    if len(previous.tokens) != len(ids) or n > cached + ids.shape[1]:
         return False
-    prompt = before.states == State.PROMPT
-    return bool(cached) or bool((before.tokens == ids[:, :n])[prompt].all())
-
-
-def recorder_for(samples: Sequence[str], watcher: Watcher, meta: Mapping[str, Any]) -> Recorder:
-    """A recorder that knows the names of the watched layers and the axes of the user's reducers."""
-    axes = {reducer.name: reducer.axes for reducer in watcher.watch.reducers}
-    return Recorder(samples, meta=meta, extra_axes=axes, coords={"layer": watcher.layers})
+    prompt = previous.states == State.PROMPT
+    return bool(cached) or bool((previous.tokens == ids[:, :n])[prompt].all())

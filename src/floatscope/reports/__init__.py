@@ -1,1 +1,1 @@
-"""The report: charts as plain values, drawn on one offline page and, the same numbers, by matplotlib."""
+"""Reports: charts as plain values, drawn on one offline page and, with the same numbers, by matplotlib."""

@@ -1,6 +1,6 @@
-"""What a report holds, as plain values: numbers and words, no pictures. The page and the figures both draw from them.
+"""The contents of a report as plain values: numbers and text, no drawing. The page and the figures both draw them.
 
-    absorbed = Lines(
+    absorption = Lines(
         "Attention on the top key", "layer", "received (%)", x=[0, 1, 2],
         series=[
             Series("trained", "mdm", [4.0, 9.5, 7.1], low=[3.1, 8.8, 6.0], high=[4.9, 10.3, 8.2]),
@@ -8,12 +8,12 @@
         ],
         reference=0.8, reference_label="uniform",
     )
-    section = Section("absorption", "How much one key absorbs", "What it shows.", "How it was computed.", [absorbed])
-    told = to_json(Report("A report", ["It floats."], [Model("mdm", "mdm", 32)], [section]))
-    from_json(told)                          # the same report
+    section = Section("absorption", "How much one key absorbs", "What it shows.", "How it was computed.", [absorption])
+    data = to_json(Report("A report", ["It floats."], [Model("mdm", "mdm", 32)], [section]))
+    from_json(data)                          # the same report
 
-A colour belongs to a model, by its place in `Report.models`. A number that was not measured is None; NaN and infinity
-become None on their way to JSON.
+The place of a model in `Report.models` determines its colour. A value that was not measured is None; `to_json` turns
+NaN and infinity into None.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Axis = list[float] | list[int] | list[str]
 Mark = tuple[int, int, str]
 
 MARKS = ("top", "anchor", "commit")
-"""Kinds of marks on a map: `top` is a triangle, joined from row to row; `anchor` a ring; `commit` a dot."""
+"""Kinds of marks on a map: `top` is a triangle, joined from row to row; `anchor` a frame; `commit` a dot."""
 
 
 @dataclass(frozen=True)
@@ -45,16 +45,18 @@ class Series:
 
     def __post_init__(self) -> None:
         if (self.low is None) != (self.high is None):
-            raise ValueError(f"series '{self.name}' of {self.model} has one end of its interval; give both or none")
-        for what in ("low", "high", "x"):
-            values = getattr(self, what)
+            raise ValueError(
+                f"series '{self.name}' of {self.model} has one end of its interval; give both ends or neither"
+            )
+        for name in ("low", "high", "x"):
+            values = getattr(self, name)
             if values is not None and len(values) != len(self.y):
-                raise ValueError(f"series '{self.name}' has {len(self.y)} values and {len(values)} in `{what}`")
+                raise ValueError(f"series '{self.name}' has {len(self.y)} values and {len(values)} in `{name}`")
 
 
 @dataclass(frozen=True)
 class Lines:
-    """Values along an axis (layers, steps, a threshold); a series may have an `x` of its own."""
+    """Values along an axis (layers, steps, a threshold). A series may have its own `x`."""
 
     title: str
     x_label: str
@@ -77,7 +79,7 @@ class Lines:
 class Map:
     """A value for every row and column: steps × keys, layers × heads. Row 0 is at the top.
 
-    `bounds` fixes the ends of the colour scale, so that maps side by side can be compared.
+    `bounds` fixes the ends of the colour scale, so that readers can compare maps side by side.
     """
 
     title: str
@@ -97,12 +99,12 @@ class Map:
             raise ValueError(f"'{self.title}': the values are not {len(self.y)} rows of {len(self.x)}")
         for row, column, kind in self.marks:
             if kind not in MARKS or not (0 <= row < len(self.y) and 0 <= column < len(self.x)):
-                raise ValueError(f"'{self.title}': there is no mark '{kind}' at row {row}, column {column}")
+                raise ValueError(f"'{self.title}': cannot place a mark '{kind}' at row {row}, column {column}")
 
 
 @dataclass(frozen=True)
 class Dots:
-    """A value with its interval for each category and model, laid out horizontally."""
+    """A value with its interval for each category and model, drawn horizontally."""
 
     title: str
     categories: list[str]
@@ -121,12 +123,15 @@ class Dots:
                 )
 
 
+Cell = str | float | int | None
+
+
 @dataclass(frozen=True)
 class Table:
-    """A few numbers to be read, not seen."""
+    """A small table of numbers and words."""
 
     columns: list[str]
-    rows: list[list[str | float | int | None]]
+    rows: list[list[Cell]]
     title: str = ""
 
     def __post_init__(self) -> None:
@@ -141,26 +146,26 @@ KINDS: dict[str, type[Chart]] = {"lines": Lines, "map": Map, "dots": Dots, "tabl
 
 @dataclass(frozen=True)
 class Section:
-    """One question and what answers it. Sentences may hold **bold** words.
+    """One question and the charts that answer it. `**words**` in the texts are bold.
 
-    `shows` says what is to be seen, `computed` how (detector, scale, n, interval); an empty line ends a paragraph.
-    `table_name` is the file of the numbers behind it, relative to the page; it is linked if it is there.
+    `text` says what the charts show, `method` how they were computed (detector, scale, n, interval). An empty line ends
+    a paragraph. `table_file` is the file with the numbers, relative to the page; the page links it if the file exists.
     """
 
     id: str
     title: str
-    shows: str
-    computed: str
+    text: str
+    method: str
     charts: list[Chart] = field(default_factory=list)
-    table_name: str | None = None
+    table_file: str | None = None
 
 
 @dataclass(frozen=True)
 class Model:
-    """A run that is compared: its label, `mdm` or `arm`, how many samples, a sentence about it, further facts."""
+    """A run in the report: its label, its paradigm (`mdm` or `arm`), the number of samples, a sentence, more facts."""
 
     label: str
-    family: str
+    paradigm: str
     n: int
     about: str = ""
     facts: dict[str, str] = field(default_factory=dict)
@@ -168,7 +173,10 @@ class Model:
 
 @dataclass(frozen=True)
 class Report:
-    """The whole page. `explorer` holds what `explorer.payload` gave, `provenance` settings and versions, in groups."""
+    """The contents of one page.
+
+    `explorer` holds the payloads of `explorer.build_payload`, `provenance` the settings and versions, in groups.
+    """
 
     title: str
     summary: list[str]
@@ -179,42 +187,44 @@ class Report:
 
     @property
     def labels(self) -> list[str]:
+        """The labels of the models, in the order of their colours."""
         return [model.label for model in self.models]
 
 
-def chart_json(chart: Chart) -> dict[str, Any]:
+def chart_to_json(chart: Chart) -> dict[str, Any]:
+    """A chart as JSON data, with its kind under `kind`."""
     kind = next(kind for kind, cls in KINDS.items() if isinstance(chart, cls))
-    told: dict[str, Any] = _plain({"kind": kind, **asdict(chart)})
-    return told
+    data: dict[str, Any] = _to_plain({"kind": kind, **asdict(chart)})
+    return data
 
 
 def to_json(report: Report) -> dict[str, Any]:
-    """The report as JSON has it: dicts, lists, words, finite numbers."""
-    told: dict[str, Any] = _plain(asdict(report))
-    for section, given in zip(told["sections"], report.sections, strict=True):
-        section["charts"] = [chart_json(chart) for chart in given.charts]
-    return told
+    """A report as JSON data: dicts, lists, strings and finite numbers."""
+    data: dict[str, Any] = _to_plain(asdict(report))
+    for section_data, section in zip(data["sections"], report.sections, strict=True):
+        section_data["charts"] = [chart_to_json(chart) for chart in section.charts]
+    return data
 
 
-def from_json(told: Mapping[str, Any]) -> Report:
-    """What `to_json` was given."""
-    sections = [Section(**{**s, "charts": [_chart(c) for c in s["charts"]]}) for s in told["sections"]]
-    return Report(**{**told, "models": [Model(**m) for m in told["models"]], "sections": sections})
+def from_json(data: Mapping[str, Any]) -> Report:
+    """The inverse of `to_json`."""
+    sections = [Section(**{**s, "charts": [_chart_from_json(c) for c in s["charts"]]}) for s in data["sections"]]
+    return Report(**{**data, "models": [Model(**m) for m in data["models"]], "sections": sections})
 
 
-def _chart(told: Mapping[str, Any]) -> Chart:
-    given = {name: value for name, value in told.items() if name != "kind"}
-    if "series" in given:
-        given["series"] = [Series(**s) for s in given["series"]]
-    if "marks" in given:
-        given["marks"] = [tuple(mark) for mark in given["marks"]]
-        given["bounds"] = None if given["bounds"] is None else tuple(given["bounds"])
-    return KINDS[told["kind"]](**given)
+def _chart_from_json(data: Mapping[str, Any]) -> Chart:
+    fields = {name: value for name, value in data.items() if name != "kind"}
+    if "series" in fields:
+        fields["series"] = [Series(**s) for s in fields["series"]]
+    if "marks" in fields:
+        fields["marks"] = [tuple(mark) for mark in fields["marks"]]
+        fields["bounds"] = None if fields["bounds"] is None else tuple(fields["bounds"])
+    return KINDS[data["kind"]](**fields)
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
+        return {str(key): _to_plain(inner) for key, inner in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(inner) for inner in value]
+        return [_to_plain(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,10 +1,10 @@
 """The colours of the page and of the figures: the same on paper, on a white screen and on a dark one.
 
     MODELS[0].light, MODELS[0].dark          # the colour of the first model
-    ramp("light")[63]                        # the strongest of the 64 levels of a map
+    build_ramp("light")[63]                  # the strongest of the 64 levels of a map
 
-Model colours differ in hue and in lightness, so that they stay apart for the colour-blind and in grey. A ramp grows
-darker, or lighter, all the way from the colour of the page to the farthest from it.
+Model colours differ in hue and in lightness, so that colour-blind readers and grey prints can distinguish them. A ramp
+starts at the colour of the page and grows steadily darker, or on a dark page lighter.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ LEVELS = 64
 
 
 class Colour(NamedTuple):
-    light: str  # on a light ground
-    dark: str  # on a dark ground
+    """A hex colour for a light background and one for a dark background."""
+
+    light: str
+    dark: str
 
 
 MODELS = (
@@ -53,16 +55,19 @@ STOPS = {
 }
 
 
-def ramp(ground: str) -> list[str]:
-    """The levels of a map as hex colours, interpolated in OKLab, where equal steps look equal."""
-    stops = np.array([_oklab(stop) for stop in STOPS[ground]])
+def build_ramp(background: str) -> list[str]:
+    """The levels of a map as hex colours, for a `light` or `dark` background.
+
+    The colours are interpolated in OKLab, where equal steps look equal.
+    """
+    stops = np.array([_to_oklab(stop) for stop in STOPS[background]])
     at = np.linspace(0, len(stops) - 1, LEVELS)
-    return [_hex(lab) for lab in np.stack([np.interp(at, np.arange(len(stops)), column) for column in stops.T], -1)]
+    return [_to_hex(lab) for lab in np.stack([np.interp(at, np.arange(len(stops)), column) for column in stops.T], -1)]
 
 
-def ink(ground: str) -> str:
-    """The colour of text that is read best on a ground: near black or white, by WCAG's contrast."""
-    luminance = float(_linear(ground) @ (0.2126, 0.7152, 0.0722))
+def choose_text_colour(background: str) -> str:
+    """Near black or white, whichever has the higher WCAG contrast on a background colour."""
+    luminance = float(_to_linear(background) @ (0.2126, 0.7152, 0.0722))
     return "#14161a" if (luminance + 0.05) ** 2 > 1.05 * 0.058 else "#ffffff"
 
 
@@ -83,17 +88,17 @@ _TO_LAB = np.array(
 )
 
 
-def _linear(colour: str) -> np.ndarray:
+def _to_linear(colour: str) -> np.ndarray:
     srgb = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
     return np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
 
 
-def _oklab(colour: str) -> np.ndarray:
-    lab: np.ndarray = _TO_LAB @ np.cbrt(_TO_CONES @ _linear(colour))
+def _to_oklab(colour: str) -> np.ndarray:
+    lab: np.ndarray = _TO_LAB @ np.cbrt(_TO_CONES @ _to_linear(colour))
     return lab
 
 
-def _hex(lab: np.ndarray) -> str:
+def _to_hex(lab: np.ndarray) -> str:
     linear = np.linalg.solve(_TO_CONES, np.linalg.solve(_TO_LAB, lab) ** 3).clip(0, 1)
     srgb = np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)
     return "#" + "".join(f"{round(255 * float(value)):02x}" for value in srgb)

@@ -1,7 +1,7 @@
-"""forward + canvas + sampler → an iterator of `Step`. Knows nothing of capture or files."""
+"""Sampling: forward + canvas + sampler → an iterator of `Step`. It knows nothing of capture or files."""
 
-from floatscope.sampling.autoregress import autoregress
-from floatscope.sampling.denoise import denoise
+from floatscope.sampling.autoregression import autoregress
+from floatscope.sampling.denoising import denoise
 from floatscope.sampling.samplers import SAMPLERS
 from floatscope.sampling.settings import PRESETS, Sampling, resolve_sampling
 

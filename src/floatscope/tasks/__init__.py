@@ -1,1 +1,1 @@
-"""Data files → samples; predictions → scores."""
+"""Question answering tasks: sample files, prompt templates, retrieval, stress sweeps and scores. No torch needed."""

@@ -1,4 +1,4 @@
-"""A question as task files have it: its answers, the passages it may be answered from, and where the evidence stands.
+"""A question with its answers, the passages it can be answered from, and where the evidence is in them.
 
 passage = Passage("Mira", "Mira lives in Velmora.", gold=True, evidence=((14, 21),))
 Sample("q-1", "Where does Mira live?", ("Velmora",), (passage,), {"kind": "reading"})
@@ -12,15 +12,42 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Passage:
+    """A text that may answer a question.
+
+    Attributes:
+        title: The title; may be empty.
+        text: The text that a prompt shows.
+        gold: Whether the passage is needed for the answer.
+        evidence: [start, stop) characters of the answer in `text`.
+        relations: The relations that the text states, if known. They are not written to files.
+
+    >>> passage = Passage("Mira", "Mira lives in Velmora.", gold=True, evidence=((14, 21),))
+    >>> passage.text[14:21]
+    'Velmora'
+    """
+
     title: str
     text: str
     gold: bool = False
-    evidence: tuple[tuple[int, int], ...] = ()  # [start, stop) characters of the answer in `text`
-    relations: tuple[str, ...] = ()  # what it tells, where that is known; not written to files
+    evidence: tuple[tuple[int, int], ...] = ()
+    relations: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Sample:
+    """A question of a task file.
+
+    Attributes:
+        id: The name of the sample; it is unique within a file.
+        question: The question.
+        answers: All correct answers; empty if the question cannot be answered.
+        passages: The passages that belong to it, in the order in which a prompt shows them.
+        meta: All other fields of its line.
+
+    >>> Sample("q-1", "Where does Mira live?", ("Velmora",)).as_json()["answers"]
+    ['Velmora']
+    """
+
     id: str
     question: str
     answers: tuple[str, ...]
@@ -28,7 +55,7 @@ class Sample:
     meta: dict[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """A line of a task file; `read_samples` reads it back."""
+        """Return the sample as one line of a task file; `read_samples` reads it back."""
         passages = [
             {"title": p.title, "text": p.text, "gold": p.gold, "evidence": [list(span) for span in p.evidence]}
             for p in self.passages

@@ -1,18 +1,18 @@
-"""How a question is asked: a TOML file with the pieces of a prompt. A user's own takes the place of a built-in one.
+"""Prompt templates: TOML files with the pieces of a prompt. A file of your own works like a built-in template.
 
-    template("instruct").prompt(sample)                          # text, and where everything stands in it
-    template("mine.toml").prompt(sample, shots=[other])
-    placed(template("default"), "middle").prompt(sample)         # the question between the passages
+    load_template("instruct").prompt(sample)                          # the text, and where each region is in it
+    load_template("mine.toml").prompt(sample, shots=[other])
+    place_question(load_template("default"), "middle").prompt(sample)      # the question between the passages
 
-| key | placeholders | without it |
+| key | placeholders | default |
 |---|---|---|
-| `prompt` | `{question}`, once or more; `{instruction}`, `{shots}`, `{passages}` | is needed |
+| `prompt` | `{question}`, once or more; `{instruction}`, `{shots}`, `{passages}` | required |
 | `passage` | `{text}`; `{number}`, `{title}` | `Document {number}: {text}\\n` |
 | `shot` | `{question}`, `{answer}`; `{passages}` | `{passages}Question: {question}\\nAnswer: {answer}\\n\\n` |
-| `instruction` | | nothing |
-| `no_passages` | what `{passages}` is where there are none | nothing |
+| `instruction` | | empty |
+| `no_passages` | what `{passages}` becomes if a sample has none | empty |
 
-`{first_half}` and `{second_half}` may stand for `{passages}`. A brace that is meant is written twice: `{{`, `}}`.
+`{first_half}` and `{second_half}` together may replace `{passages}`. Write a literal brace twice: `{{`, `}}`.
 """
 
 from __future__ import annotations
@@ -31,45 +31,39 @@ from string import Formatter
 from typing import NamedTuple
 
 from floatscope.errors import UserError, unknown_choice
+from floatscope.tasks.regions import Prompt, Span
 from floatscope.tasks.sample import Passage, Sample
 
-Span = tuple[int, int]
-
 HALVES = ("first_half", "second_half")
-ALLOWED = {
+PLACEHOLDERS = {
     "prompt": ("instruction", "shots", "passages", *HALVES, "question"),
     "passage": ("number", "title", "text"),
     "shot": ("passages", *HALVES, "question", "answer"),
     "instruction": (),
     "no_passages": (),
 }
-"""Key → its placeholders."""
+"""The placeholders each key allows."""
 
-NEEDED = {"prompt": ("question",), "passage": ("text",), "shot": ("question", "answer")}
-MANY = ("question", "number")
-"""Placeholders that may stand twice."""
+REQUIRED = {"prompt": ("question",), "passage": ("text",), "shot": ("question", "answer")}
+REPEATABLE = ("question", "number")
+"""Placeholders that may occur more than once."""
 
-USUAL = {
+DEFAULTS = {
     "instruction": "",
     "passage": "Document {number}: {text}\n",
     "shot": "{passages}Question: {question}\nAnswer: {answer}\n\n",
     "no_passages": "",
 }
 
-BRACES = "a brace that is meant is written twice"
-PLACES = ("before", "after", "both", "middle")
+BRACE_RULE = "write a literal brace twice"
+PLACEMENTS = ("before", "after", "both", "middle")
 _FOLDER = files("floatscope.tasks") / "templates"
 TEMPLATES = tuple(sorted(file.name.removesuffix(".toml") for file in _FOLDER.iterdir() if file.name.endswith(".toml")))
-
-
-@dataclass(frozen=True)
-class Prompt:
-    text: str
-    spans: dict[str, list[Span]]  # region → [start, stop) characters of `text`
+"""The names of the built-in templates."""
 
 
 class Piece(NamedTuple):
-    """A stretch of a prompt."""
+    """A part of a prompt that belongs to one region."""
 
     region: str
     text: str
@@ -79,50 +73,56 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Template:
-    """A name, and key → text with placeholders; keys that are left out are as usual."""
+    """The pieces of a prompt: key → text with placeholders. Missing keys get their defaults.
+
+    template = Template("short", {"prompt": "{passages}Q: {question}\\nA:"})
+    template.prompt(sample).text
+    """
 
     name: str
     pieces: Mapping[str, str] = field(hash=False)
 
     def __post_init__(self) -> None:
         for key in self.pieces:
-            if key not in ALLOWED:
-                raise unknown_choice("key", key, ALLOWED)
+            if key not in PLACEHOLDERS:
+                raise unknown_choice("key", key, PLACEHOLDERS)
         if "prompt" not in self.pieces:
-            raise UserError('the key "prompt" is missing; it is the text to ask with, with {question} in it')
-        object.__setattr__(self, "pieces", USUAL | dict(self.pieces))
-        for key in ALLOWED:
-            _check(key, [name for _, name in self._parsed[key] if name is not None])
+            raise UserError('the key "prompt" is missing; give the text of the prompt, with {question} in it')
+        object.__setattr__(self, "pieces", DEFAULTS | dict(self.pieces))
+        for key in PLACEHOLDERS:
+            _check_placeholders(key, [name for _, name in self._parsed[key] if name is not None])
 
     @cached_property
     def sha256(self) -> str:
-        """Of what it says, whatever it is called."""
+        """The digest of the pieces; the name does not count."""
         return hashlib.sha256(json.dumps(self.pieces, sort_keys=True).encode()).hexdigest()
 
     def prompt(self, sample: Sample, shots: Sequence[Sample] = (), placement: str | None = None) -> Prompt:
-        """The sample as it is asked, after the shots with their answers; `placement` is that of `placed`."""
+        """Write the prompt of a sample.
+
+        Args:
+            sample: The question, with the passages to show.
+            shots: Solved examples that come before it; each needs an answer.
+            placement: Where the question is (`place_question`); None: where the template has it.
+        """
         if placement is not None:
-            return placed(self, placement).prompt(sample, shots)
+            return place_question(self, placement).prompt(sample, shots)
         if shots and "shots" not in (name for _, name in self._parsed["prompt"]):
-            raise UserError(f"the template {self.name} has no place for shots: write {{shots}} into its prompt")
-        return _prompt(
-            self._filled(
-                "prompt",
-                {
-                    "instruction": self._filled("instruction", {}),
-                    "shots": [Piece(f"shot {number}", self._shot(shot)) for number, shot in enumerate(shots, 1)],
-                    "question": [Piece("question", sample.question)],
-                    **self._told(sample.passages),
-                },
-            )
-        )
+            raise UserError(f"the template {self.name} has no place for shots: add {{shots}} to its prompt")
+        values = {
+            "instruction": self._fill("instruction", {}),
+            "shots": [Piece(f"shot {number}", self._shot(shot)) for number, shot in enumerate(shots, 1)],
+            "question": [Piece("question", sample.question)],
+            **self._passage_values(sample.passages),
+        }
+        return _join_pieces(self._fill("prompt", values))
 
     @cached_property
     def _parsed(self) -> dict[str, list[tuple[str, str | None]]]:
-        return {key: _parse(key, text) for key, text in self.pieces.items()}
+        return {key: _parse_piece(key, text) for key, text in self.pieces.items()}
 
-    def _filled(self, key: str, values: Mapping[str, Sequence[Piece]]) -> list[Piece]:
-        """The literal parts of a piece, with the values where their names stand."""
+    def _fill(self, key: str, values: Mapping[str, Sequence[Piece]]) -> list[Piece]:
+        """Return the literal parts of a key's text, with the values in place of their placeholders."""
         pieces: list[Piece] = []
         for literal, name in self._parsed[key]:
             pieces.append(Piece("template", literal))
@@ -130,12 +130,12 @@ class Template:
                 pieces += values[name]
         return pieces
 
-    def _told(self, passages: Sequence[Passage]) -> dict[str, list[Piece]]:
-        """The passages, and both halves of them; of an odd number the first has more."""
-        each = [self._passage(number, passage) for number, passage in enumerate(passages, 1)]
-        half = (len(each) + 1) // 2
-        first = list(chain(*each[:half])) if each else self._filled("no_passages", {})
-        second = list(chain(*each[half:]))
+    def _passage_values(self, passages: Sequence[Passage]) -> dict[str, list[Piece]]:
+        """Return the pieces of all passages and of both halves; the first half of an odd number is the larger one."""
+        written = [self._passage(number, passage) for number, passage in enumerate(passages, 1)]
+        half = (len(written) + 1) // 2
+        first = list(chain(*written[:half])) if written else self._fill("no_passages", {})
+        second = list(chain(*written[half:]))
         return {"passages": first + second, "first_half": first, "second_half": second}
 
     def _passage(self, number: int, passage: Passage) -> list[Piece]:
@@ -145,24 +145,24 @@ class Template:
             "title": [Piece(region, passage.title, passage.gold)],
             "text": [Piece(region, passage.text, passage.gold, passage.evidence)],
         }
-        return self._filled("passage", values)
+        return self._fill("passage", values)
 
     def _shot(self, shot: Sample) -> str:
         if not shot.answers:
-            raise UserError(f"'{shot.id}' has no answer, so it cannot be an example; choose another")
+            raise UserError(f"'{shot.id}' has no answer, so it cannot be a shot; choose another")
         question, answer = Piece("", shot.question), Piece("", shot.answers[0])
-        values = {"question": [question], "answer": [answer], **self._told(shot.passages)}
-        return "".join(piece.text for piece in self._filled("shot", values))
+        values = {"question": [question], "answer": [answer], **self._passage_values(shot.passages)}
+        return "".join(piece.text for piece in self._fill("shot", values))
 
 
-def template(name: str | Path = "default") -> Template:
-    """A built-in template by its name (`TEMPLATES`), or the one in a file."""
+def load_template(name: str | Path = "default") -> Template:
+    """Load a built-in template by its name (`TEMPLATES`), or a TOML file by its path."""
     if name in TEMPLATES:
-        return _built_in(str(name))
+        return _load_built_in(str(name))
     path = Path(name)
     try:
-        return Template(path.name, _read(path.read_bytes()))
-    except (FileNotFoundError, ValueError) as error:  # the latter: no path can be called so
+        return Template(path.name, _parse_toml(path.read_bytes()))
+    except (FileNotFoundError, ValueError) as error:  # ValueError: the name cannot be a path
         raise UserError(f"{unknown_choice('template', str(name), TEMPLATES)}, or the path of a TOML file") from error
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
@@ -171,117 +171,118 @@ def template(name: str | Path = "default") -> Template:
 
 
 @lru_cache(maxsize=64)
-def placed(template: Template, where: str) -> Template:
-    """The template with its question `before` the passages, `after` them, `both`, or in the `middle` of them.
+def place_question(template: Template, placement: str) -> Template:
+    """Return the template with its question `before` the passages, `after` them, `both`, or in the `middle` of them.
 
-    What is moved is the line of the question, with the blank lines behind it; a heading right above the passages stays
-    with them. A question that is on the wanted side already stays where it is.
+    The line of the question moves, with the blank lines after it. A heading right above the passages stays with them.
+    A question that is already on the requested side stays where it is.
     """
-    if where not in PLACES:
-        raise unknown_choice("placement", where, PLACES)
-    shown = {name for _, name in template._parsed["shot"]}
-    keys = ["prompt", "shot"] if shown & {"passages", *HALVES} else ["prompt"]
-    moved = {key: _moved(template.pieces[key], where) for key in keys}
-    if not all(moved.values()) or not template.pieces["passage"].endswith("\n"):
+    if placement not in PLACEMENTS:
+        raise unknown_choice("placement", placement, PLACEMENTS)
+    shot_names = {name for _, name in template._parsed["shot"]}
+    keys = ["prompt", "shot"] if shot_names & {"passages", *HALVES} else ["prompt"]
+    changes = {key: _move_question(template.pieces[key], placement) for key in keys}
+    if not all(changes.values()) or not template.pieces["passage"].endswith("\n"):
         raise UserError(
-            f"the template {template.name} cannot have its question elsewhere: that needs {{passages}} and one"
-            " {question}, each where a line begins or after a placeholder, and a line end after it and each passage"
+            f"the question of the template {template.name} cannot be moved: that needs {{passages}} and one"
+            " {question}, each at the start of a line or after a placeholder, and a line end after it and each passage"
         )
-    if moved.items() <= template.pieces.items():
+    if changes.items() <= template.pieces.items():
         return template
-    return replace(template, name=f"{template.name}, question {where}", pieces={**template.pieces, **moved})
+    return replace(template, name=f"{template.name}, question {placement}", pieces={**template.pieces, **changes})
 
 
 @cache
-def _built_in(name: str) -> Template:
-    return Template(name, _read((_FOLDER / f"{name}.toml").read_bytes()))
+def _load_built_in(name: str) -> Template:
+    return Template(name, _parse_toml((_FOLDER / f"{name}.toml").read_bytes()))
 
 
-def _read(data: bytes) -> dict[str, str]:
+def _parse_toml(data: bytes) -> dict[str, str]:
     try:
-        told = tomllib.loads(data.decode("utf-8-sig"))
+        pieces = tomllib.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        raise UserError(f"it is no UTF-8 text ({error.reason})") from error
+        raise UserError(f"the file is not UTF-8 text ({error.reason})") from error
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise UserError(f"it is no TOML ({error})") from error
-    for key, text in told.items():
+        raise UserError(f"the file is not valid TOML ({error})") from error
+    for key, text in pieces.items():
         if not isinstance(text, str):
-            raise UserError(f'"{key}" must be a text, not {type(text).__name__}; allowed keys: {", ".join(ALLOWED)}')
-    return told
+            keys = ", ".join(PLACEHOLDERS)
+            raise UserError(f'"{key}" must be a text, not {type(text).__name__}; allowed keys: {keys}')
+    return pieces
 
 
-def _parse(key: str, text: str) -> list[tuple[str, str | None]]:
-    """[(literal, the placeholder behind it)], the last perhaps without one."""
+def _parse_piece(key: str, text: str) -> list[tuple[str, str | None]]:
+    """Return [(literal, the placeholder after it)]; the last placeholder may be None."""
     try:
         parsed = list(Formatter().parse(text))
     except ValueError as error:
-        raise UserError(f'"{key}" cannot be read ({error}); {BRACES}') from error
-    if changed := [name for _, name, spec, conversion in parsed if spec or conversion]:
-        raise UserError(f'"{key}" changes {{{changed[0]}}} with ! or :, and a placeholder is a name alone')
+        raise UserError(f'"{key}" cannot be parsed ({error}); {BRACE_RULE}') from error
+    if formatted := [name for _, name, spec, conversion in parsed if spec or conversion]:
+        raise UserError(f'"{key}" formats {{{formatted[0]}}} with ! or :, and a placeholder is only a name')
     return [(literal, name) for literal, name, _, _ in parsed]
 
 
-def _check(key: str, names: Sequence[str]) -> None:
-    """Refuse placeholders that are unknown, missing, or there too often."""
+def _check_placeholders(key: str, names: Sequence[str]) -> None:
+    """Raise UserError for placeholders that are unknown, missing or repeated."""
     for name in names:
-        if name not in ALLOWED[key]:
-            allowed = ", ".join(f"{{{each}}}" for each in ALLOWED[key]) or "none"
-            raise UserError(f'"{key}" has an unknown placeholder {{{name}}}; allowed: {allowed}; {BRACES}')
-        if name not in MANY and names.count(name) > 1:
-            raise UserError(f'"{key}" has {{{name}}} {names.count(name)} times; it may stand there once')
-    for name in NEEDED.get(key, ()):
+        if name not in PLACEHOLDERS[key]:
+            allowed = ", ".join(f"{{{placeholder}}}" for placeholder in PLACEHOLDERS[key]) or "none"
+            raise UserError(f'"{key}" has an unknown placeholder {{{name}}}; allowed: {allowed}; {BRACE_RULE}')
+        if name not in REPEATABLE and names.count(name) > 1:
+            raise UserError(f'"{key}" has {{{name}}} {names.count(name)} times; it may occur once')
+    for name in REQUIRED.get(key, ()):
         if name not in names:
-            raise UserError(f'"{key}" lacks {{{name}}}; write it where the {name} is to stand')
+            raise UserError(f'"{key}" lacks {{{name}}}; add it where the {name} belongs')
     halves = [name for name in HALVES if name in names]
     if halves and ("passages" in names or len(halves) == 1):
-        raise UserError(f'"{key}" has {{{halves[0]}}}: write {{passages}}, or both {{first_half}} and {{second_half}}')
+        raise UserError(f'"{key}" has {{{halves[0]}}}: give {{passages}}, or both {{first_half}} and {{second_half}}')
 
 
-def _prompt(pieces: Sequence[Piece]) -> Prompt:
-    """The pieces one after the other, and where they stand."""
+def _join_pieces(pieces: Sequence[Piece]) -> Prompt:
+    """Concatenate the pieces and record where each region is."""
     at, texts = 0, []
-    spans, within = dict[str, list[Span]](), dict[str, list[Span]]()
-    for region, text, gold, evidence in _by_line(pieces):
+    spans, nested = dict[str, list[Span]](), dict[str, list[Span]]()
+    for region, text, gold, evidence in _split_lines(pieces):
         spans.setdefault(region, []).append((at, at + len(text)))
         if gold:
-            within.setdefault("gold", []).append((at, at + len(text)))
+            nested.setdefault("gold", []).append((at, at + len(text)))
         if evidence:
-            within.setdefault("evidence", []).extend((at + start, at + stop) for start, stop in evidence)
+            nested.setdefault("evidence", []).extend((at + start, at + stop) for start, stop in evidence)
         at += len(text)
         texts.append(text)
-    return Prompt("".join(texts), spans | within)
+    return Prompt("".join(texts), spans | nested)
 
 
-def _by_line(pieces: Sequence[Piece]) -> Iterator[Piece]:
-    """Neighbours that are literal as one, cut where lines end."""
-    for region, same in groupby(pieces, key=lambda piece: piece.region):
+def _split_lines(pieces: Sequence[Piece]) -> Iterator[Piece]:
+    """Join neighbouring literal pieces and split them at line ends."""
+    for region, group in groupby(pieces, key=lambda piece: piece.region):
         if region == "template":
-            whole = "".join(piece.text for piece in same)
-            yield from (Piece(region, line) for line in whole.splitlines(keepends=True))
+            text = "".join(piece.text for piece in group)
+            yield from (Piece(region, line) for line in text.splitlines(keepends=True))
         else:
-            yield from same
+            yield from group
 
 
-_ASKED = re.compile(r"(?:^|(?<=[\n}]))[^\n{}]*\{question\}[^\n{}]*\n+")
-_TOLD = re.compile(r"(?:^|(?<=[\n}]))(?:[^\n{}]+\n)*\{passages\}")
+_QUESTION_LINE = re.compile(r"(?:^|(?<=[\n}]))[^\n{}]*\{question\}[^\n{}]*\n+")
+_PASSAGES_BLOCK = re.compile(r"(?:^|(?<=[\n}]))(?:[^\n{}]+\n)*\{passages\}")
 
 
-def _moved(text: str, where: str) -> str:
-    """A piece with its question elsewhere; nothing where it is not made of such lines."""
-    asked = _ASKED.search(text)
-    if asked is None:
+def _move_question(text: str, placement: str) -> str:
+    """Return a key's text with its question moved; an empty text if it is not made of such lines."""
+    question = _QUESTION_LINE.search(text)
+    if question is None:
         return ""
-    line, at = asked.group(), asked.start()
-    rest = text[:at] + text[asked.end() :]
-    told = _TOLD.search(rest)
-    if told is None or "{question}" in rest:
+    line, at = question.group(), question.start()
+    rest = text[:at] + text[question.end() :]
+    passages = _PASSAGES_BLOCK.search(rest)
+    if passages is None or "{question}" in rest:
         return ""
-    first, last = (line if where in (side, "both") else "" for side in ("before", "after"))
-    late, stop = at >= told.end(), told.end()
-    start = told.start() if late else max(told.start(), at)
+    before, after = (line if placement in (side, "both") else "" for side in ("before", "after"))
+    is_after, stop = at >= passages.end(), passages.end()
+    start = passages.start() if is_after else max(passages.start(), at)
     block = rest[start:stop]
-    if where == "middle":
+    if placement == "middle":
         block = block.replace("{passages}", f"{{first_half}}{line}{{second_half}}")
-    if late:
-        return rest[:start] + first + block + rest[stop:at] + last + rest[at:]
-    return rest[:at] + first + rest[at:start] + block + last + rest[stop:]
+    if is_after:
+        return rest[:start] + before + block + rest[stop:at] + after + rest[at:]
+    return rest[:at] + before + rest[at:start] + block + after + rest[stop:]

@@ -1,48 +1,61 @@
-"""The run folder: what was asked, and one checked file per finished sample.
+"""The run folder: the settings of a run, and one checked file per finished sample.
 
     runs/demo/run.json                      provenance, settings, sample ids, batch plan, status
-    runs/demo/samples/<id>.safetensors      one trace each; there once it is whole
+    runs/demo/samples/<id>.safetensors      one trace each; a file is complete or absent
     runs/demo/run.lock                      held by the one process that writes
-    runs/demo/untrained-0/                  a run of its own: the untrained control of seed 0, where there is one
+    runs/demo/untrained-0/                  a run of its own: the untrained control of seed 0, if there is one
 
-A run that was killed keeps every finished sample and goes on with `resume=True`. Which samples are done is read from
-the folder, never from memory, so that nothing can disagree with the files.
+An interrupted run keeps every finished sample and is resumed with `resume=True`. Which samples are finished is read
+from the folder, never from memory, so nothing can disagree with the files.
 
     with create_run("runs/demo", settings, ids, resume=True) as run:
         for sample in run.missing: run.write(decode_and_trace(sample))
-    for trace in open_run("runs/demo"): print(trace.sample, trace.received().shape)
+    run = open_run("runs/demo")
+    len(run), run["nq-1"], run[0], [trace.sample for trace in run]
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from floatscope.errors import UserError
-from floatscope.files.atomic import PART, sync
-from floatscope.traces.file import check_file, file_name, read_trace, write_trace
-from floatscope.traces.record import RECORD, differences, new_record, read_record, write_record
+from floatscope.files.atomic import PART_SUFFIX, fsync_path
+from floatscope.files.locks import acquire_lock
+from floatscope.traces.run_record import RECORD_FILE, list_differences, new_record, read_record, write_record
 from floatscope.traces.trace import Trace
+from floatscope.traces.trace_file import check_trace_file, read_trace, trace_file_name, write_trace
 
-LOCK, SAMPLES = "run.lock", "samples"
-CONTROL = "untrained-"
+LOCK_FILE, SAMPLES_FOLDER = "run.lock", "samples"
+LOCK_REMEDY = "wait for it, stop it, or give another path (if it is this process, close the run that it has open)"
+CONTROL_PREFIX = "untrained-"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Run:
-    """A run folder, opened for reading (`open_run`) or, holding its lock, for writing (`create_run`)."""
+    """A run folder, opened for reading (`open_run`) or, holding its lock, for writing (`create_run`).
+
+    A run is a sequence of its finished traces, read from disk one at a time: `len(run)`, `run[0]`, iteration;
+    `run["id"]` is the trace of one sample.
+    """
 
     path: Path
-    record: Mapping[str, Any] = field(repr=False)  # run.json as it was when opened
-    lock: IO[str] | None = field(default=None, repr=False)
+    record: Mapping[str, Any]  # run.json when it was opened
+    lock: IO[str] | None = None
+
+    def __repr__(self) -> str:
+        model = f"{self.settings['model']}, " if "model" in self.settings else ""
+        kind = self.settings.get("kind")  # a run of scores has no traces
+        content = f"{self._progress()} samples finished" if kind is None else f"{kind} of {len(self.samples)} samples"
+        return f"Run('{self.path}': {model}{content})"
 
     @property
     def settings(self) -> dict[str, Any]:
+        """The settings that the run was created with."""
         return dict(self.record["settings"])
 
     @property
@@ -52,52 +65,71 @@ class Run:
 
     @property
     def plan(self) -> list[list[str]] | None:
-        """Which samples are decoded together."""
+        """The ids of the samples that are decoded together, batch by batch."""
         plan: list[list[str]] | None = self.record["plan"]
         return plan
 
     @property
     def samples(self) -> tuple[str, ...]:
+        """The ids of all samples, finished or not."""
         return tuple(self.record["samples"])
 
     @property
-    def done(self) -> tuple[str, ...]:
-        """The samples whose files are there, in the order of `samples`."""
-        folder = self.path / SAMPLES
-        there = set(os.listdir(folder)) if folder.is_dir() else set()
-        return tuple(sample for sample in self.samples if file_name(sample) in there)
+    def finished(self) -> tuple[str, ...]:
+        """The ids of the samples whose files exist, in the order of `samples`."""
+        folder = self.path / SAMPLES_FOLDER
+        names = set(os.listdir(folder)) if folder.is_dir() else set()
+        return tuple(sample for sample in self.samples if trace_file_name(sample) in names)
 
     @property
     def missing(self) -> tuple[str, ...]:
-        done = set(self.done)
-        return tuple(sample for sample in self.samples if sample not in done)
+        """The ids of the samples that are not finished."""
+        finished = set(self.finished)
+        return tuple(sample for sample in self.samples if sample not in finished)
 
     def trace(self, sample: str) -> Trace:
         """Read one finished sample; its file is checked first."""
-        path = self._file(sample)
+        path = self._trace_path(sample)
         if not path.exists():
-            raise UserError(f"sample '{sample}' of {self.path} is not finished ({self._count()} are): resume the run")
+            raise UserError(
+                f"sample '{sample}' of {self.path} is not finished ({self._progress()} are): resume the run"
+            )
         trace = read_trace(path)
         if trace.sample != sample:
-            raise UserError(f"{path} holds sample '{trace.sample}', not '{sample}': delete it and resume the run")
+            raise UserError(
+                f"{path} is a trace of sample '{trace.sample}', not '{sample}': delete it and resume the run"
+            )
         return trace
+
+    def __len__(self) -> int:
+        """The number of finished samples."""
+        return len(self.finished)
+
+    def __getitem__(self, key: str | int) -> Trace:
+        """The trace of a sample id, or the n-th finished trace."""
+        if isinstance(key, str):
+            return self.trace(key)
+        finished = self.finished
+        if not -len(finished) <= key < len(finished):
+            raise IndexError(f"{self.path} has {len(finished)} finished samples, so there is no run[{key}]")
+        return self.trace(finished[key])
 
     def __iter__(self) -> Iterator[Trace]:
         """The finished traces, one at a time."""
-        return (self.trace(sample) for sample in self.done)
+        return (self.trace(sample) for sample in self.finished)
 
     def write(self, trace: Trace) -> None:
-        """Add a finished sample. Its file appears whole, or not at all and a `UserError` says where the run stands."""
+        """Add a finished sample. Its file appears completely, or not at all and a `UserError` says what is finished."""
         if self.lock is None or self.lock.closed:
             raise UserError(f"{self.path} is open for reading only: write through create_run(…, resume=True)")
-        path = self._file(trace.sample)
+        path = self._trace_path(trace.sample)
         if path.exists():
-            raise UserError(f"{path} is finished already: delete it first if it should be made anew")
+            raise UserError(f"{path} is finished already: delete it first to write it again")
         for key in self.settings.keys() & trace.meta.keys():
             if self.settings[key] != trace.meta[key]:
                 raise UserError(
-                    f"the run was begun with {key} {self.settings[key]!r} and sample '{trace.sample}' was made with"
-                    f" {trace.meta[key]!r}: use the run's settings, or another folder"
+                    f"the run was created with {key} {self.settings[key]!r}, but sample '{trace.sample}' was decoded "
+                    f"with {trace.meta[key]!r}: use the settings of the run, or another folder"
                 )
         try:
             write_trace(path, trace)
@@ -105,23 +137,23 @@ class Run:
                 write_record(self.path, {**self.record, "status": "finished"})
         except OSError as error:
             raise UserError(
-                f"cannot write {path}: {error.strerror}. {self._count()} samples are finished and readable; mend that, "
-                f"then resume and the run continues with the others"
+                f"cannot write {path}: {error.strerror}. {self._progress()} samples are finished and readable; fix "
+                f"that, then resume the run to decode the others"
             ) from error
 
     def check(self) -> None:
-        """Compare every finished file with its digest; one `UserError` names all that are damaged."""
+        """Compare every finished file with its digest; one `UserError` names all damaged files."""
         damaged = []
-        for sample in self.done:
+        for sample in self.finished:
             try:
-                check_file(self._file(sample))
+                check_trace_file(self._trace_path(sample))
             except UserError as error:
                 damaged.append(str(error))
         if damaged:
             raise UserError("\n".join(damaged))
 
     def close(self) -> None:
-        """Let go of the folder, so that another process may write; reading goes on working."""
+        """Release the lock, so that another process may write; the run stays readable."""
         if self.lock is not None:
             self.lock.close()
 
@@ -131,14 +163,14 @@ class Run:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _file(self, sample: str) -> Path:
+    def _trace_path(self, sample: str) -> Path:
         if sample not in self.record["samples"]:
-            few = ", ".join(f"'{s}'" for s in self.samples[:3])
-            raise UserError(f"{self.path} has no sample '{sample}'; it has {len(self.samples)}, beginning with {few}")
-        return self.path / SAMPLES / file_name(sample)
+            first = ", ".join(f"'{s}'" for s in self.samples[:3])
+            raise UserError(f"{self.path} has no sample '{sample}'; it has {len(self.samples)}, beginning with {first}")
+        return self.path / SAMPLES_FOLDER / trace_file_name(sample)
 
-    def _count(self) -> str:
-        return f"{len(self.done)} of {len(self.samples)}"
+    def _progress(self) -> str:
+        return f"{len(self.finished)} of {len(self.samples)}"
 
 
 def create_run(
@@ -149,28 +181,39 @@ def create_run(
     plan: Sequence[Sequence[str]] | None = None,
     resume: bool = False,
 ) -> Run:
-    """Start a run folder, or with `resume` go on with the one that is there, if it was asked the same.
+    """Start a run folder, or with `resume` resume the one in the folder if its settings are the same.
 
-    Resuming where there is no run yet starts one, so that a job restarted by a scheduler needs a single command.
+    Resuming an empty folder starts a run, so that a job which a scheduler restarts needs a single command.
+
+    Args:
+        path: the folder.
+        settings: what the traces depend on, as plain JSON.
+        samples: the ids of all samples.
+        plan: the ids of the samples that are decoded together; None takes the plan of a run that is resumed.
+        resume: whether a run in the folder is resumed.
     """
-    _check_samples(samples)
+    _check_sample_ids(samples)
     folder, record = Path(path), new_record(settings, samples, plan)
     try:
-        _check_place(folder, resume)
+        _check_folder(folder, resume)
         folder.mkdir(parents=True, exist_ok=True)
-        lock = _take_lock(folder)
+        lock = acquire_lock(folder / LOCK_FILE, remedy=LOCK_REMEDY)
         try:
-            _check_place(folder, resume)  # again: until the lock was ours, another process may have begun here
-            return _start(folder, record, lock)
+            _check_folder(folder, resume)  # again: before the lock was ours, another process may have started here
+            return _start_or_resume(folder, record, lock)
         except BaseException:
             lock.close()
             raise
     except OSError as error:
-        raise UserError(f"cannot make a run in {folder}: {error.strerror}") from error
+        raise UserError(f"cannot create a run in {folder}: {error.strerror}") from error
 
 
 def open_run(path: str | Path) -> Run:
-    """Open a run folder for reading, after it was written or while it is."""
+    """Open a run folder for reading, even while another process writes it.
+
+    run = open_run("runs/mdm")
+    for trace in run: print(trace.sample, trace.received().shape)
+    """
     return Run(Path(path), read_record(Path(path)))
 
 
@@ -182,104 +225,87 @@ def check_run(
     plan: Sequence[Sequence[str]] | None = None,
     resume: bool = False,
 ) -> None:
-    """What `create_run` would refuse, before anything is made."""
-    _check_samples(samples)
+    """Raise the `UserError` that `create_run` would raise, without creating anything."""
+    _check_sample_ids(samples)
     folder = Path(path)
     try:
-        _check_place(folder, resume)
+        _check_folder(folder, resume)
     except OSError as error:
-        raise UserError(f"cannot make a run in {folder}: {error.strerror}") from error
-    if (folder / RECORD).exists():
-        _check_same(folder, read_record(folder), new_record(settings, samples, plan))
+        raise UserError(f"cannot create a run in {folder}: {error.strerror}") from error
+    if (folder / RECORD_FILE).exists():
+        _check_same_settings(folder, read_record(folder), new_record(settings, samples, plan))
 
 
 def control_path(path: str | Path, seed: int) -> Path:
-    """Where the untrained control of a run lies."""
-    return Path(path) / f"{CONTROL}{seed}"
+    """Return the folder of the untrained control with this seed."""
+    return Path(path) / f"{CONTROL_PREFIX}{seed}"
 
 
-def controls(path: str | Path) -> list[Path]:
-    """The run folders of a run's untrained controls, by seed."""
-    found = {
-        int(folder.name.removeprefix(CONTROL)): folder
-        for folder in Path(path).glob(f"{CONTROL}*")
-        if folder.name.removeprefix(CONTROL).isdecimal() and (folder / RECORD).exists()
+def find_controls(path: str | Path) -> list[Path]:
+    """Return the run folders of a run's untrained controls, by seed."""
+    by_seed = {
+        int(folder.name.removeprefix(CONTROL_PREFIX)): folder
+        for folder in Path(path).glob(f"{CONTROL_PREFIX}*")
+        if folder.name.removeprefix(CONTROL_PREFIX).isdecimal() and (folder / RECORD_FILE).exists()
     }
-    return [found[seed] for seed in sorted(found)]
+    return [by_seed[seed] for seed in sorted(by_seed)]
 
 
-def _check_samples(samples: Sequence[str]) -> None:
+def _check_sample_ids(samples: Sequence[str]) -> None:
+    """Refuse an empty list and ids that occur twice."""
     if not samples:
         raise UserError("a run needs at least one sample, got none")
-    if doubles := [sample for sample, times in Counter(samples).items() if times > 1]:
-        raise UserError(f"sample ids must differ, and {len(doubles)} occur more than once, such as '{doubles[0]}'")
+    if repeated := [sample for sample, count in Counter(samples).items() if count > 1]:
+        raise UserError(f"sample ids must differ, but {len(repeated)} occur more than once, such as '{repeated[0]}'")
 
 
-def _check_place(folder: Path, resume: bool) -> None:
-    if (folder / RECORD).exists():
+def _check_folder(folder: Path, resume: bool) -> None:
+    if (folder / RECORD_FILE).exists():
         if not resume:
-            count = open_run(folder)._count()
+            progress = open_run(folder)._progress()
             raise UserError(
-                f"{folder} already holds a run ({count} samples finished): continue it with resume=True, "
-                f"or give another path"
+                f"{folder} already holds a run ({progress} samples finished): resume it with resume=True, or give "
+                f"another path"
             )
-    # A writer killed before run.json had its name leaves these two behind.
-    elif folder.exists() and (not folder.is_dir() or set(os.listdir(folder)) - {LOCK, RECORD + PART}):
-        raise UserError(f"{folder} exists and is not a run folder (it has no {RECORD}): give another path")
+    # A writer killed before run.json got its name leaves these two files behind.
+    elif folder.exists() and (not folder.is_dir() or set(os.listdir(folder)) - {LOCK_FILE, RECORD_FILE + PART_SUFFIX}):
+        raise UserError(f"{folder} exists and is not a run folder (it has no {RECORD_FILE}): give another path")
 
 
-def _start(folder: Path, record: dict[str, Any], lock: IO[str]) -> Run:
-    """Write run.json, or take over the one that is there; the lock is ours."""
-    if (folder / RECORD).exists():
+def _start_or_resume(folder: Path, record: dict[str, Any], lock: IO[str]) -> Run:
+    """Write run.json, or check and extend the one in the folder; the caller holds the lock."""
+    if (folder / RECORD_FILE).exists():
         then = read_record(folder)
-        _check_same(folder, then, record)
+        _check_same_settings(folder, then, record)
         record = then | {"resumed": [*then["resumed"], record["provenance"]]}
-        _sweep(folder, record["samples"])
+        _remove_partial_files(folder, record["samples"])
     record["status"] = "unfinished" if Run(folder, record).missing else "finished"
-    write_record(folder, record)  # first, so that a folder with anything of ours in it is known for a run
-    (folder / SAMPLES).mkdir(exist_ok=True)
-    sync(folder.parent)
+    write_record(folder, record)  # first, so that a folder with any of our files is recognised as a run
+    (folder / SAMPLES_FOLDER).mkdir(exist_ok=True)
+    fsync_path(folder.parent)
     return Run(folder, record, lock)
 
 
-def _check_same(folder: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    if then["settings"].get("what") != now["settings"].get("what"):
-        held = "scores" if "what" in then["settings"] else "traces"
-        raise UserError(f"{folder} holds a run of {held}, and this would be another kind of run: give another path")
+def _check_same_settings(folder: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    if then["settings"].get("kind") != now["settings"].get("kind"):
+        content = "scores" if "kind" in then["settings"] else "traces"
+        raise UserError(f"{folder} holds a run of {content}, but the new run is of another kind: give another path")
     plan = then["plan"] if now["plan"] is None else now["plan"]
-    changes = sorted(differences(then["settings"], now["settings"]), key=lambda change: "…" in change)  # digests last
-    changes += differences({key: then[key] for key in ("samples", "plan")}, {"samples": now["samples"], "plan": plan})
+    changes = list(list_differences(then["settings"], now["settings"]))
+    changes.sort(key=lambda change: "…" in change)  # digests last
+    changes += list_differences(
+        {"samples": then["samples"], "plan": then["plan"]}, {"samples": now["samples"], "plan": plan}
+    )
     if changes:
         raise UserError(
-            f"{folder} cannot be resumed with other settings: {'; '.join(changes)}. Give those it was made with, "
-            f"or another path"
+            f"{folder} cannot be resumed with other settings: {'; '.join(changes)}. Use the settings it was created "
+            f"with, or give another path"
         )
 
 
-def _sweep(folder: Path, samples: Sequence[str]) -> None:
-    """Remove what a killed writer of this run left half done, and nothing else: other files are not ours."""
-    if (folder / SAMPLES).is_dir():
-        ours = {file_name(sample) + PART for sample in samples}
-        for name in ours.intersection(os.listdir(folder / SAMPLES)):
-            (folder / SAMPLES / name).unlink()
-
-
-def _take_lock(folder: Path) -> IO[str]:
-    """Hold run.lock until the file is closed or the process is gone, however it goes: the kernel frees an flock."""
-    lock = (folder / LOCK).open("a+", encoding="utf-8")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        lock.seek(0)
-        writer = lock.read().strip()
-        lock.close()
-        if not isinstance(error, BlockingIOError):  # a network disk without locks
-            raise
-        raise UserError(
-            f"{folder} is being written by process {writer}: wait for it, or stop it, or give another path "
-            f"(if it is this very process, close the run it has open)"
-        ) from error
-    lock.truncate(0)
-    lock.write(f"{os.getpid()}\n")
-    lock.flush()
-    return lock
+def _remove_partial_files(folder: Path, samples: Sequence[str]) -> None:
+    """Remove the unfinished files that a killed writer of this run left, and no other files."""
+    if (folder / SAMPLES_FOLDER).is_dir():
+        partial = {trace_file_name(sample) + PART_SUFFIX for sample in samples}
+        for name in partial.intersection(os.listdir(folder / SAMPLES_FOLDER)):
+            (folder / SAMPLES_FOLDER / name).unlink()

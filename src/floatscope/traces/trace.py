@@ -1,10 +1,10 @@
-"""`Trace`: everything one sample left behind while its canvas was decoded, as named arrays.
+"""`Trace`: what one sample left behind while its canvas was decoded, as named numpy arrays.
 
-One trace holds one sample, cut to its own keys, so it does not depend on the batch it was decoded in. Arrays are numpy,
-`axes[name]` names their axes, `coords` names what lies along an axis; floats that were not measured are NaN.
+A trace holds one sample cut to its own keys, so it does not depend on the batch it was decoded in. `axes[name]` names
+the axes of an array and `coords[axis]` names the entries along an axis. A float that was not measured is NaN.
 
     trace.arrays["received"], trace.axes["received"]    # [step, layer, group, key]
-    trace.received(layer=3, scale="lift")               # [step, key], 1 = as much as uniform attention would give
+    trace.received(layer=3, scale="lift")               # [step, key]; 1 is the share under uniform attention
     trace.plot(layer=3, path="floating.png")
 """
 
@@ -14,13 +14,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from floatscope.errors import UserError, unknown_choice
-from floatscope.schema import MIN_VISIBLE_ROWS, State
+from floatscope.schema import FIELDS, MIN_VISIBLE_ROWS, State
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -34,7 +34,7 @@ VIEWS = ("prefix", "row")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Trace:
-    """One sample's trace. `layout.OWN` and `capture.fields.FIELDS` say what each array means."""
+    """The trace of one sample. `trace_fields.TRACE_FIELDS` and `schema.FIELDS` say what each array means."""
 
     sample: str
     arrays: Mapping[str, Array]
@@ -47,14 +47,12 @@ class Trace:
         for name, array in self.arrays.items():
             axes = self.axes.get(name, ())
             if len(axes) != array.ndim:
-                raise UserError(
-                    f"array '{name}' has {array.ndim} axes, and {len(axes)} names for them: {', '.join(axes)}"
-                )
+                raise UserError(f"array '{name}' has {array.ndim} axes but {len(axes)} axis names: {', '.join(axes)}")
             for axis, size in zip(axes, array.shape, strict=True):
                 known, where = sizes.setdefault(axis, (size, f"array '{name}'"))
                 if known != size:
-                    raise UserError(f"axis '{axis}' is {size} long in array '{name}' and {known} long in {where}")
-        object.__setattr__(self, "meta", plain_json(self.meta, "meta"))
+                    raise UserError(f"axis '{axis}' has length {size} in array '{name}' and {known} in {where}")
+        object.__setattr__(self, "meta", to_plain_json(self.meta, "meta"))
 
     def __repr__(self) -> str:
         sizes = {
@@ -63,96 +61,121 @@ class Trace:
         shape = ", ".join(f"{axis} {sizes[axis]}" for axis in ("step", "layer", "key", "commit") if axis in sizes)
         return f"Trace('{self.sample}': {shape}; {len(self.arrays)} arrays)"
 
+    @property
+    def tokens(self) -> Int[np.ndarray, "step key"]:
+        """The token ids that the forward of each step saw; −1 beyond the canvas of the step."""
+        return self.arrays["tokens"]
+
+    @property
+    def pieces(self) -> dict[int, str] | None:
+        """Token id → its text, for every id in the trace; None if the trace does not store the texts."""
+        if "pieces" not in self.meta:
+            return None
+        return {int(i): text for i, text in self.meta["pieces"].items()}
+
+    @property
+    def text(self) -> str | None:
+        """The text of the canvas after the last step, prompt included and special tokens left out; None if the trace
+        does not store the texts."""
+        pieces, special_ids = self.pieces, set(self.meta.get("special_ids", ()))
+        if pieces is None:
+            return None
+        return "".join(pieces[i] for i in self.arrays["tokens_after"].tolist() if i not in special_ids)
+
+    def require(self, name: str, remedy: str = "") -> Array:
+        """Return a stored array; raise a `UserError` with a remedy if the trace does not store it."""
+        if name not in self.arrays:
+            remedy = remedy or f'it is part of level="{FIELDS[name].level}" and above'
+            raise UserError(f"the trace of '{self.sample}' does not store '{name}': {remedy}")
+        return self.arrays[name]
+
+    @overload
     def received(
         self,
-        layer: int | None = None,
+        layer: None = None,
         group: str = "all",
         scale: str = "mean",
         head: int | None = None,
         view: str = "prefix",
         eligible: bool = False,
-    ) -> Float[np.ndarray, "step key"]:
-        """Received attention r[step, key] of a query group, for one layer or (None) the mean over layers.
+    ) -> Float[np.ndarray, "step layer key"]: ...
 
-        `scale` is one of docs/methods.md: `mean`, `sum` (times the step's number of keys), `percent`, `visible` (mean
-        over the rows that may see the key), `lift` (over what uniform attention would give under the layer's own mask;
-        for several layers the mean of their lifts).
-
-        A model with a cache shows its rows one step at a time. The view `prefix` adds up those shown so far, since
-        causal rows never change: step t is its whole prefix, as in a model that computes every row anew. The view `row`
-        is the rows new in a step alone. Predicting rows are those of their step in both. `eligible=True` leaves NaN
-        where too few rows see a key for it to be ranked: the last keys under a causal mask.
-        """
-        over_layers: Array = self._scaled(self._layer_rows(layer), group, scale, head, view, eligible).mean(1)
-        return over_layers.astype(np.float32)
-
-    def by_layer(
+    @overload
+    def received(
         self,
+        layer: int | Literal["mean"],
         group: str = "all",
         scale: str = "mean",
         head: int | None = None,
         view: str = "prefix",
         eligible: bool = False,
-    ) -> Float[np.ndarray, "step layer key"]:
-        """The same for every layer at once."""
-        each: Array = self._scaled(self._layer_rows(None), group, scale, head, view, eligible)
-        return each.astype(np.float32)
+    ) -> Float[np.ndarray, "step key"]: ...
+
+    def received(
+        self,
+        layer: int | Literal["mean"] | None = None,
+        group: str = "all",
+        scale: str = "mean",
+        head: int | None = None,
+        view: str = "prefix",
+        eligible: bool = False,
+    ) -> Float[np.ndarray, "step ... key"]:
+        """Return the attention that each key receives from a query group.
+
+            trace.received()                          # [step, layer, key]
+            trace.received(layer=3, group="masked")   # [step, key]
+            trace.received(layer="mean")              # [step, key], the mean over layers
+
+        Args:
+            layer: the model's layer number, "mean" for the mean over layers, None for every layer.
+            group: the query group: all, masked, committed or predicting.
+            scale: mean (over rows), sum (mean times the number of keys), percent, visible (mean over the rows that may
+                see the key) or lift (divided by the value under uniform attention and the layer's own mask).
+            head: one head, in a trace of level "heads" or above; None is the mean over heads.
+            view: "prefix" or "row"; it matters only for a model with a cache, which computes its rows one step at a
+                time. "prefix" accumulates the rows so far: causal rows never change, so this equals a forward over the
+                whole prefix. "row" is the new rows of each step alone. Predicting rows are those of their step in both.
+            eligible: if True, a key that too few rows see has NaN, for instance the last keys under a causal mask.
+        """
+        values = self._received_on_scale(self._layer_indices(layer), group, scale, head, view, eligible)
+        if layer is not None:
+            values = values.mean(1)
+        return values.astype(np.float32)
 
     def uniform(self, group: str = "all", view: str = "prefix") -> Float[np.ndarray, "step layer key"]:
-        """What `by_layer` would be, on the `mean` scale, if every row attended uniformly."""
-        g, running = self._group(group, view)
-        u = self._field("uniform", 'it comes with keep="summary" or more')
-        each: Array = self._so_far(u[:, self.arrays["layer_visibility"], g], group, running)
-        return each.astype(np.float32)
+        """Return what `received` would be, on the scale "mean", if every row attended uniformly."""
+        g, is_running = self._group_index(group, view)
+        stored = self.require("uniform")
+        values = self._accumulate(stored[:, self.arrays["layer_visibility"], g], group, is_running)
+        return values.astype(np.float32)
 
     def contribution(self, group: str = "all", view: str = "prefix") -> Float[np.ndarray, "step layer key"]:
-        """What `by_layer` is on the `mean` scale, each head's part times the norm its value adds to the stream."""
-        g, running = self._group(group, view)
-        c = self._field("contribution", 'it comes with keep="summary" or more')
-        each: Array = self._so_far(c[:, :, g], group, running)
-        return each.astype(np.float32)
-
-    def _scaled(
-        self, rows: list[int], group: str, scale: str, head: int | None, view: str, eligible: bool
-    ) -> Float[np.ndarray, "step layer key"]:
-        if scale not in SCALES:
-            raise unknown_choice("scale", scale, SCALES)
-        means = self._means(head)
-        g, running = self._group(group, view)
-        at = self.arrays["layer_visibility"][rows]
-        r = self._so_far(means[:, rows, g], group, running)  # [step, layer, key]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            # A key that no row of the group may see has u = r = 0: its lift is not 0 but undefined.
-            if scale == "lift":
-                u = self._field("uniform", f"scale 'lift' divides by it; use one of {', '.join(SCALES[:3])}")
-                r = r / self._so_far(u[:, at, g], group, running)
-            elif scale == "visible":
-                seen = self._field("seen", f"scale 'visible' divides by it; use one of {', '.join(SCALES[:3])}")
-                r = r * self._count(self._new_rows(group)[:, None, None], running)
-                r = r / self._count(seen[:, at, g], running)
-            else:
-                r = r * {"mean": 1.0, "percent": 100.0, "sum": self.arrays["keys"][:, None, None]}[scale]
-        if eligible:
-            enough = self._field("eligible", "eligible=True reads it; leave it out")[:, at, g] == 1
-            if running:
-                rows_so_far = self._count(self._new_rows(group)[:, None, None], running)
-                enough = self._count(self.arrays["seen"][:, at, g], running) >= rows_so_far.clip(1, MIN_VISIBLE_ROWS)
-            r = np.where(enough, r, np.nan)
-        return r
+        """Return `received` on the scale "mean", each head weighted by ‖W_O v‖, the norm of what its value adds."""
+        g, is_running = self._group_index(group, view)
+        stored = self.require("contribution")
+        values = self._accumulate(stored[:, :, g], group, is_running)
+        return values.astype(np.float32)
 
     def top_key(
-        self, layer: int | None = None, group: str = "all", head: int | None = None, view: str = "prefix"
-    ) -> Int[np.ndarray, " step"]:
-        """The eligible key of largest lift at each step; −1 where the group has no rows."""
-        lift = self.received(layer, group, "lift", head, view, eligible=True)
+        self,
+        layer: int | Literal["mean"] | None = None,
+        group: str = "all",
+        head: int | None = None,
+        view: str = "prefix",
+    ) -> Int[np.ndarray, "step ..."]:
+        """Return the eligible key of largest lift, [step, layer] or with a layer [step]; −1 where there is none."""
+        lift: Array = self.received(layer, group, "lift", head, view, eligible=True)
         ranked = np.where(np.isnan(lift), -np.inf, lift)
-        top: Array = np.where(np.isfinite(ranked).any(1), ranked.argmax(1), -1)
+        top: Array = np.where(np.isfinite(ranked).any(-1), ranked.argmax(-1), -1)
         return top
 
     def to_xarray(self) -> xr.Dataset:
-        """The same arrays under the same names, as stored: of a cached model each step's new rows.
+        """Return the stored arrays as a dataset with named axes; of a cached model, each step has its new rows only.
 
-        `ds.received.sel(layer=3, group="masked").mean("step")`; `key` beyond a step's canvas is NaN.
+        The coordinate `token` gives the text of each key after the last step, if the trace stores the texts.
+
+            data = trace.to_xarray()
+            data.received.sel(layer=3, group="masked").mean("step")
         """
         import xarray as xr
 
@@ -160,7 +183,10 @@ class Trace:
         coords["layer"] = self.arrays["layers"]
         if "layer" in self.coords:
             coords["layer_name"] = ("layer", list(self.coords["layer"]))
-        # netCDF attributes are strings and numbers; whatever is nested goes in as JSON text.
+        if (pieces := self.pieces) is not None:
+            final = self.arrays["tokens_after"][: self.tokens.shape[1]].tolist()
+            coords["token"] = ("key", [pieces[i] for i in final])
+        # netCDF attributes are strings and numbers, so nested values become JSON text.
         attrs = {k: v if type(v) in (str, int, float) else json.dumps(v) for k, v in self.meta.items()}
         variables = {name: (self.axes[name], array) for name, array in self.arrays.items()}
         return xr.Dataset(variables, coords=coords, attrs={"sample": self.sample, **attrs})
@@ -175,81 +201,113 @@ class Trace:
         head: int | None = None,
         view: str = "prefix",
     ) -> Figure:
-        """The temporal map M[step, key] with masks, commits and the top key of each step; saved if `path` is given."""
-        from floatscope.traces.plot import temporal_map
+        """Draw the temporal map M[step, key] with masks, commits and top keys; save it if `path` is given.
 
-        return temporal_map(self, layer=layer, group=group, scale=scale, path=path, head=head, view=view)
+        Without a layer it is the mean over layers. The other arguments are those of `received`.
+        """
+        from floatscope.traces.temporal_map import draw_temporal_map
 
-    def _field(self, name: str, why: str) -> Array:
-        if name not in self.arrays:
-            raise UserError(f"the trace of '{self.sample}' does not keep '{name}': {why}")
-        return self.arrays[name]
+        return draw_temporal_map(self, layer=layer, group=group, scale=scale, path=path, head=head, view=view)
 
-    def _layer_rows(self, layer: int | None) -> list[int]:
-        kept = self.arrays["layers"].tolist()
-        if layer is None:
-            return list(range(len(kept)))
-        if layer not in kept:
-            whole = kept == list(range(kept[0], kept[-1] + 1))
-            held = f"{kept[0]} to {kept[-1]}" if whole else ", ".join(map(str, kept))
-            raise UserError(f"layer {layer} is not in the trace of '{self.sample}', which holds layers {held}")
-        return [kept.index(layer)]
+    def _received_on_scale(
+        self, layers: list[int], group: str, scale: str, head: int | None, view: str, eligible: bool
+    ) -> Float[np.ndarray, "step layer key"]:
+        if scale not in SCALES:
+            raise unknown_choice("scale", scale, SCALES)
+        means = self._received_means(head)
+        g, is_running = self._group_index(group, view)
+        visibility = self.arrays["layer_visibility"][layers]
+        r = self._accumulate(means[:, layers, g], group, is_running)  # [step, layer, key]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            # A key that no row of the group may see has u = r = 0: its lift is undefined, not 0.
+            if scale == "lift":
+                u = self.require("uniform", f"scale 'lift' divides by it; use one of {', '.join(SCALES[:3])}")
+                r = r / self._accumulate(u[:, visibility, g], group, is_running)
+            elif scale == "visible":
+                seen = self.require(
+                    "visible_rows", f"scale 'visible' divides by it; use one of {', '.join(SCALES[:3])}"
+                )
+                r = r * self._accumulate_counts(self._count_new_rows(group)[:, None, None], is_running)
+                r = r / self._accumulate_counts(seen[:, visibility, g], is_running)
+            else:
+                r = r * {"mean": 1.0, "percent": 100.0, "sum": self.arrays["keys"][:, None, None]}[scale]
+        if eligible:
+            is_eligible = self.require("eligible", "eligible=True reads it; leave it out")[:, visibility, g] == 1
+            if is_running:
+                rows = self._accumulate_counts(self._count_new_rows(group)[:, None, None], is_running)
+                visible_rows = self._accumulate_counts(self.arrays["visible_rows"][:, visibility, g], is_running)
+                is_eligible = visible_rows >= rows.clip(1, MIN_VISIBLE_ROWS)
+            r = np.where(is_eligible, r, np.nan)
+        return r
 
-    def _means(self, head: int | None) -> Array:
+    def _layer_indices(self, layer: int | Literal["mean"] | None) -> list[int]:
+        layers = self.arrays["layers"].tolist()
+        if layer is None or layer == "mean":
+            return list(range(len(layers)))
+        if layer not in layers:
+            is_range = layers == list(range(layers[0], layers[-1] + 1))
+            listed = f"{layers[0]} to {layers[-1]}" if is_range else ", ".join(map(str, layers))
+            raise UserError(f"layer {layer} is not in the trace of '{self.sample}', which has layers {listed}")
+        return [layers.index(layer)]
+
+    def _received_means(self, head: int | None) -> Array:
         """`received` of the head mean or of one head, [step, layer, group, key]."""
         if head is None:
-            return self._field("received", 'it comes with keep="summary" or more')
-        per_head = self._field("received_heads", 'one head\'s received attention comes with keep="heads" or more')
+            return self.require("received")
+        per_head = self.require("received_heads")
         heads = per_head.shape[2]
         if not 0 <= head < heads:
-            raise UserError(f"head {head} is not in the trace of '{self.sample}', which holds heads 0 to {heads - 1}")
+            raise UserError(f"head {head} is not in the trace of '{self.sample}', which has heads 0 to {heads - 1}")
         return per_head[:, :, head]
 
-    def _group(self, group: str, view: str) -> tuple[int, bool]:
-        """The group's number, and whether its rows are added up over the steps."""
+    def _group_index(self, group: str, view: str) -> tuple[int, bool]:
+        """The index of the group, and whether its rows are accumulated over the steps."""
         if view not in VIEWS:
             raise unknown_choice("view", view, VIEWS)
         if group not in self.coords["group"]:
             raise unknown_choice("group", group, self.coords["group"])
-        running = view == "prefix" and self.meta.get("rows") == "cache" and group != "predicting"
-        return self.coords["group"].index(group), running
+        is_running = view == "prefix" and self.meta.get("rows") == "cache" and group != "predicting"
+        return self.coords["group"].index(group), is_running
 
-    def _new_rows(self, group: str) -> Array:
-        """How many rows of the group each step adds; the rows new in a step are the last of its keys."""
+    def _count_new_rows(self, group: str) -> Array:
+        """The number of rows of the group that each step adds. New rows are the last keys of their step."""
         if group == "predicting":
-            decided = set(zip(self.arrays["commit_step"].tolist(), self.arrays["commit_row"].tolist(), strict=True))
-            return np.bincount([step for step, _ in decided], minlength=len(self.arrays["keys"]))
+            rows = set(zip(self.arrays["commit_step"].tolist(), self.arrays["commit_row"].tolist(), strict=True))
+            return np.bincount([step for step, _ in rows], minlength=len(self.arrays["keys"]))
         state = {"masked": State.MASKED, "committed": State.COMMITTED}.get(group)
         if state is None:
             return self.arrays["queries"]
         key = np.arange(self.arrays["states"].shape[1])
         keys, queries = self.arrays["keys"][:, None], self.arrays["queries"][:, None]
-        new = (key < keys) & (key >= keys - queries)
-        counts: Array = (new & (self.arrays["states"] == state)).sum(1)
+        is_new = (key < keys) & (key >= keys - queries)
+        counts: Array = (is_new & (self.arrays["states"] == state)).sum(1)
         return counts
 
-    def _count(self, new: Array, running: bool) -> Array:
-        counted: Array = new.clip(0).cumsum(0) if running else new.clip(0)
-        return counted
+    def _accumulate_counts(self, new: Array, is_running: bool) -> Array:
+        counts: Array = new.clip(0).cumsum(0) if is_running else new.clip(0)
+        return counts
 
-    def _so_far(self, mean: Array, group: str, running: bool) -> Array:
-        """As it is, or over the steps so far Σ n_t·mean_t / Σ n_t, n_t the rows new at step t; NaN before any."""
-        if not running:
+    def _accumulate(self, mean: Array, group: str, is_running: bool) -> Array:
+        """`mean` unchanged, or Σ n_t·mean_t / Σ n_t over the steps so far, n_t the new rows; NaN before any."""
+        if not is_running:
             return mean.astype(np.float64)
-        n = self._new_rows(group).astype(np.float64)[:, None, None]
-        there = (np.arange(mean.shape[-1]) < self.arrays["keys"][:, None])[:, None]  # [step, 1, key]
-        # A row gave exactly 0 to the keys that came after it, though its own step holds NaN there.
-        total = np.cumsum(np.where(there & (n > 0), n * mean, 0.0), 0)
+        n = self._count_new_rows(group).astype(np.float64)[:, None, None]
+        on_canvas = (np.arange(mean.shape[-1]) < self.arrays["keys"][:, None])[:, None]  # [step, 1, key]
+        # A row gave exactly 0 to the keys that came after it, although its own step holds NaN there.
+        total = np.cumsum(np.where(on_canvas & (n > 0), n * mean, 0.0), 0)
         with np.errstate(invalid="ignore"):
-            return np.where(there, total / np.cumsum(n, 0), np.nan)
+            return np.where(on_canvas, total / np.cumsum(n, 0), np.nan)
 
 
-def plain_json(value: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """`value` as JSON gives it back (tuples become lists), so that what is written equals what will be read."""
+def to_plain_json(value: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return `value` as JSON gives it back (tuples become lists), so that what is written equals what is read.
+
+    `name` says in an error message what the value is.
+    """
     try:
-        kept: dict[str, Any] = json.loads(json.dumps(dict(value), allow_nan=False))
+        plain: dict[str, Any] = json.loads(json.dumps(dict(value), allow_nan=False))
     except TypeError as error:
-        raise UserError(f"{what} must be plain JSON (text, numbers, lists, dicts): {error}") from error
+        raise UserError(f"{name} must be plain JSON (text, numbers, lists, dicts): {error}") from error
     except ValueError as error:
-        raise UserError(f"{what} holds a number JSON has no word for ({error}); write inf or nan as text") from error
-    return kept
+        raise UserError(f"{name} has a number that JSON cannot write ({error}); write inf or nan as text") from error
+    return plain

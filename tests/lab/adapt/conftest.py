@@ -1,4 +1,4 @@
-"""A base, a text and questions, small and made once."""
+"""A small base, a text and questions, made once."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from random import Random
 
 import pytest
 
-from floatscope.lab.adapt.material import Given
-from floatscope.lab.twins.world import World, reading
-from floatscope.models.random import write_random
+from floatscope.lab.adapt.corpus import TrainingFiles
+from floatscope.lab.twins.world import World, make_reading
+from floatscope.models.random_checkpoints import write_random
 
 
 @dataclass(frozen=True)
-class Small:
-    """Files to learn from and to be asked."""
+class SmallData:
+    """A folder with files to train on and held-out files."""
 
     folder: Path
-    given: Given
+    files: TrainingFiles
 
 
 @pytest.fixture(scope="session")
@@ -29,7 +29,7 @@ def base(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def small(tmp_path_factory) -> Small:
+def small(tmp_path_factory) -> SmallData:
     folder = tmp_path_factory.mktemp("files")
     rng = Random(0)
     names = ["Paris", "Berlin", "Rome", "Oslo", "Vienna", "Madrid"]
@@ -40,8 +40,10 @@ def small(tmp_path_factory) -> Small:
     ]
     (folder / "text.txt").write_text("\n".join(lines[:60]))
     (folder / "held.txt").write_text("\n".join(lines[60:]))
-    for name in ("train", "asked"):
-        samples = [reading(World.fresh(f"{name} {i}", 6), Random(f"{name} {i}"), f"{name}-{i}", 2) for i in range(20)]
+    for name in ("train", "eval"):
+        samples = [
+            make_reading(World.generate(f"{name} {i}", 6), Random(f"{name} {i}"), f"{name}-{i}", 2) for i in range(20)
+        ]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(s.as_json()) + "\n" for s in samples))
-    paths = [[folder / name] for name in ("text.txt", "train.jsonl", "held.txt", "asked.jsonl")]
-    return Small(folder, Given(*paths))
+    paths = [[folder / name] for name in ("text.txt", "train.jsonl", "held.txt", "eval.jsonl")]
+    return SmallData(folder, TrainingFiles(*paths))

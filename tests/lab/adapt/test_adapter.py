@@ -6,7 +6,6 @@ import copy
 import hashlib
 import json
 import shutil
-import sys
 
 import pytest
 import torch
@@ -25,19 +24,28 @@ from transformers import (
 import floatscope as fs
 from floatscope.canvas import CanvasState
 from floatscope.errors import UserError
-from floatscope.lab.adapt.low_rank import learn, learnt
-from floatscope.models.adapter import TENSORS, Adapter, base_digest, merge, projections, with_new_row, write_adapter
-from floatscope.models.describe import describe
-from floatscope.models.load import load, parted
-from floatscope.models.random import write_random
+from floatscope.lab.adapt.lora import adapter_tensors, make_trainable
+from floatscope.models.adapter import (
+    TENSORS_FILE,
+    Adapter,
+    add_token_row,
+    linear_layers,
+    merge_adapter,
+    sha256_weights,
+    write_adapter,
+)
+from floatscope.models.description import describe
+from floatscope.models.loader import load
+from floatscope.models.names import split_adapter
+from floatscope.models.random_checkpoints import write_random
 from floatscope.schema import State
 
 
 def stirred(model, mask_id: int, rank: int | None, seed: int = 1):
     """The module as if it had learnt something."""
-    if mask_id == model.vocabulary:
-        with_new_row(model.module)
-    learn(model.module, mask_id, rank)
+    if mask_id == model.vocab_size:
+        add_token_row(model.module)
+    make_trainable(model.module, mask_id, rank)
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for p in model.module.parameters():
@@ -68,20 +76,20 @@ def opened(request, base, tmp_path):
 @pytest.mark.parametrize("mask", [7, "new"])
 def test_adapter_and_base_are_the_merged_model(opened, rank, mask):
     model, plain = load(opened), load(opened)
-    mask_id = model.vocabulary if mask == "new" else mask
+    mask_id = model.vocab_size if mask == "new" else mask
     module = stirred(model, mask_id, rank)
-    merge(plain.module, Adapter("", "", mask_id, None, rank, learnt(module, torch.float32)))
-    ids = torch.randint(0, plain.vocabulary, (3, 17), generator=torch.Generator().manual_seed(0))
+    merge_adapter(plain.module, Adapter("", "", mask_id, None, rank, adapter_tensors(module, torch.float32)))
+    ids = torch.randint(0, plain.vocab_size, (3, 17), generator=torch.Generator().manual_seed(0))
     ids[:, ::3] = mask_id
     torch.testing.assert_close(logits(plain.module, ids), logits(module, ids), rtol=1e-5, atol=1e-5)
 
 
 def test_at_first_nothing_is_changed_but_the_mask(opened):
     model, plain = load(opened), load(opened)
-    learn(model.module, 7, 4)
+    make_trainable(model.module, 7, 4)
     ids = torch.arange(20, 40)[None]
     after, before = logits(model.module, ids), logits(plain.module, ids)
-    others = [i for i in range(plain.vocabulary) if i != 7]
+    others = [i for i in range(plain.vocab_size) if i != 7]
     torch.testing.assert_close(after[..., others], before[..., others])
     row = model.module.get_input_embeddings().row
     torch.testing.assert_close(row, plain.module.get_input_embeddings().weight.mean(0))
@@ -89,9 +97,9 @@ def test_at_first_nothing_is_changed_but_the_mask(opened):
 
 def test_every_projection_learns_and_the_base_does_not(base):
     model = load(base)
-    names = [name for name, _ in projections(model.module)]
+    names = [name for name, _ in linear_layers(model.module)]
     assert len(names) == 2 * 7  # q, k, v, o, gate, up, down of two layers; not the output
-    learn(model.module, 7, 3)
+    make_trainable(model.module, 7, 3)
     model.module(input_ids=torch.tensor([[7, 20, 30]]), is_causal=False).logits.square().mean().backward()
     graded = {name for name, p in model.module.named_parameters() if p.grad is not None}
     assert graded == {name for name, p in model.module.named_parameters() if p.requires_grad}
@@ -104,20 +112,20 @@ def written(folder, base, rank=3, **changes):
     module = stirred(model, 7, rank)
     about = {
         "base_name": "base",
-        "base_sha256": base_digest(base),
+        "base_sha256": sha256_weights(base),
         "mask_id": 7,
         "mask_token": "x",
         "rank": rank,
         **changes,
     }
-    write_adapter(folder, Adapter(tensors=learnt(module, torch.float32), **about))
+    write_adapter(folder, Adapter(tensors=adapter_tensors(module, torch.float32), **about))
     return folder, module
 
 
 def with_tensors(folder, tensors) -> None:
     """Others in the place of its own, as if they had always been there."""
-    save_file(tensors, folder / TENSORS)
-    sha256 = hashlib.sha256((folder / TENSORS).read_bytes()).hexdigest()
+    save_file(tensors, folder / TENSORS_FILE)
+    sha256 = hashlib.sha256((folder / TENSORS_FILE).read_bytes()).hexdigest()
     about = json.loads((folder / "adapter.json").read_text()) | {"sha256": sha256}
     (folder / "adapter.json").write_text(json.dumps(about))
 
@@ -146,7 +154,7 @@ def test_an_adapted_model_decodes_and_is_watched_like_any_mdm(base, tmp_path):
     assert decoding.tokens.shape == (1, 3 + 6)
     assert 7 not in decoding.tokens[0]
     (trace,) = decoding.traces
-    assert trace.by_layer().shape[:2] == (6, 2)
+    assert trace.received().shape[:2] == (6, 2)
 
 
 def test_another_base_is_refused(base, tmp_path):
@@ -158,11 +166,11 @@ def test_another_base_is_refused(base, tmp_path):
 
 def test_a_base_whose_shape_differs_is_refused_with_the_weight(base, tmp_path):
     other = write_random(tmp_path / "other", "llama", layers=2, heads=4, kv_heads=2, ffn=96)
-    folder, _ = written(tmp_path / "sibling", base, base_sha256=base_digest(other))
+    folder, _ = written(tmp_path / "sibling", base, base_sha256=sha256_weights(other))
     with pytest.raises(UserError, match=r"does not fit model.layers.0.mlp.down_proj.weight"):
         load(f"{other}+{folder}")
     shallow = write_random(tmp_path / "shallow", "llama", layers=1, heads=4, kv_heads=2)
-    folder, _ = written(tmp_path / "sibling", base, base_sha256=base_digest(shallow))
+    folder, _ = written(tmp_path / "sibling", base, base_sha256=sha256_weights(shallow))
     with pytest.raises(UserError, match=r"weights the base does not have: model\.layers\.1\."):
         load(f"{shallow}+{folder}")
 
@@ -170,18 +178,18 @@ def test_a_base_whose_shape_differs_is_refused_with_the_weight(base, tmp_path):
 def test_tensors_of_another_adapter_are_refused(base, tmp_path):
     folder, _ = written(tmp_path / "sibling", base)
     other, _ = written(tmp_path / "other", base, mask_token="y")
-    tensors = load_file(other / TENSORS)
+    tensors = load_file(other / TENSORS_FILE)
     tensors["mask_embedding"] += 1
-    save_file(tensors, folder / TENSORS)
-    with pytest.raises(UserError, match=r"is not the one adapter\.json speaks of; get both from where they were made"):
+    save_file(tensors, folder / TENSORS_FILE)
+    with pytest.raises(UserError, match=r"does not have the digest in adapter\.json; copy both files again"):
         load(f"{base}+{folder}")
 
 
 def test_a_folder_that_is_not_there_or_holds_the_adapter_is_told(base, tmp_path):
     written(tmp_path / "sibling" / "adapter", base)
-    with pytest.raises(UserError, match=r"nowhere is not there; give a folder `floatscope adapt` has written$"):
+    with pytest.raises(UserError, match=r"nowhere does not exist; give a folder that `floatscope adapt` wrote$"):
         load(f"{base}+{tmp_path / 'nowhere'}")
-    with pytest.raises(UserError, match=r"it has no adapter\.json; .* has written, such as .*sibling/adapter$"):
+    with pytest.raises(UserError, match=r"it has no adapter\.json; .* wrote, such as .*sibling/adapter$"):
         load(f"{base}+{tmp_path / 'sibling'}")
     assert load(f"{base}+{tmp_path / 'sibling' / 'adapter'}").spec.name == "base+sibling/adapter"
 
@@ -190,9 +198,9 @@ def test_an_adapter_alone_is_told_from_a_checkpoint(base, tmp_path):
     folder, _ = written(tmp_path / "sibling", base)
     with pytest.raises(UserError, match=r"is an adapter; open it with its base: BASE\+"):
         load(folder)
-    with pytest.raises(UserError, match=r"is no adapter: it has no adapter.json"):
+    with pytest.raises(UserError, match=r"is not an adapter: it has no adapter.json"):
         load(f"{base}+{base}")
-    with pytest.raises(UserError, match=r"leave mask_id= and shift= out"):
+    with pytest.raises(UserError, match=r"leave out mask_id= and shift="):
         load(f"{base}+{folder}", mask_id=3)
 
 
@@ -203,9 +211,9 @@ ABOUT = '{"base_name": "", "base_sha256": "", "mask_id": 7, "mask_token": null, 
     ("file", "content", "said"),
     [
         ("adapter.json", "{", "is damaged"),
-        ("adapter.json", '{"base_name": "x"}', "no proper"),
-        ("adapter.json", ABOUT.replace("7", "true"), "no proper mask_id"),
-        (TENSORS, "short", "missing or damaged"),
+        ("adapter.json", '{"base_name": "x"}', "no valid"),
+        ("adapter.json", ABOUT.replace("7", "true"), "no valid mask_id"),
+        (TENSORS_FILE, "short", "missing or damaged"),
     ],
 )
 def test_a_damaged_adapter_is_one_sentence(base, tmp_path, file, content, said):
@@ -218,14 +226,14 @@ def test_a_damaged_adapter_is_one_sentence(base, tmp_path, file, content, said):
 @pytest.mark.parametrize(
     ("lost", "said"),
     [
-        (["mask_embedding"], r"its adapter lacks mask_embedding; fetch it again"),
-        (["model.layers.1.mlp.up_proj.weight.up"], r"lacks model\.layers\.1\.mlp\.up_proj\.weight\.up; fetch"),
-        (None, r"its adapter lacks model\.layers\.0\."),
+        (["mask_embedding"], r"its adapter has no mask_embedding; download it again"),
+        (["model.layers.1.mlp.up_proj.weight.up"], r"has no model\.layers\.1\.mlp\.up_proj\.weight\.up; download"),
+        (None, r"its adapter has no model\.layers\.0\."),
     ],
 )
 def test_a_missing_tensor_is_refused_by_name(base, tmp_path, lost, said):
     folder, _ = written(tmp_path / "sibling", base)
-    tensors = load_file(folder / TENSORS)
+    tensors = load_file(folder / TENSORS_FILE)
     kept = {"mask_embedding"} if lost is None else tensors.keys() - lost
     with_tensors(folder, {name: tensors[name] for name in kept})
     with pytest.raises(UserError, match=said):
@@ -236,8 +244,8 @@ def test_a_missing_tensor_is_refused_by_name(base, tmp_path, lost, said):
     ("changes", "said"),
     [
         ({"rank": 77}, r"does not fit .*, which is \(.*\) with rank 77"),
-        ({"rank": None}, r"its adapter lacks .*; fetch it again"),
-        ({"mask_id": None}, r"its adapter has more than it should: mask_embedding; fetch"),
+        ({"rank": None}, r"its adapter has no .*; download it again"),
+        ({"mask_id": None}, r"its adapter has unexpected tensors: mask_embedding; download"),
     ],
 )
 def test_what_is_said_of_the_tensors_is_held_against_them(base, tmp_path, changes, said):
@@ -250,7 +258,7 @@ def test_what_is_said_of_the_tensors_is_held_against_them(base, tmp_path, change
 
 def test_values_that_are_no_numbers_are_refused(base, tmp_path):
     folder, _ = written(tmp_path / "sibling", base)
-    tensors = load_file(folder / TENSORS)
+    tensors = load_file(folder / TENSORS_FILE)
     tensors["mask_embedding"][3] = torch.nan
     with_tensors(folder, tensors)
     with pytest.raises(UserError, match=r"damaged \(mask_embedding is not finite\)"):
@@ -259,14 +267,14 @@ def test_values_that_are_no_numbers_are_refused(base, tmp_path):
 
 def test_a_mask_id_beyond_the_vocabulary_is_refused(base, tmp_path):
     folder, _ = written(tmp_path / "sibling", base, mask_id=100_000)
-    with pytest.raises(UserError, match="mask id 100000 is none of the token ids"):
+    with pytest.raises(UserError, match="mask id 100000 is not a valid token id"):
         load(f"{base}+{folder}")
 
 
 def test_the_digest_of_one_file_is_what_sha256sum_prints(base, tmp_path):
-    assert base_digest(base) == hashlib.sha256((base / "model.safetensors").read_bytes()).hexdigest()
+    assert sha256_weights(base) == hashlib.sha256((base / "model.safetensors").read_bytes()).hexdigest()
     several = write_random(tmp_path / "several", "llama", shards=3)
-    assert base_digest(several) != base_digest(write_random(tmp_path / "others", "llama", shards=3, seed=1))
+    assert sha256_weights(several) != sha256_weights(write_random(tmp_path / "others", "llama", shards=3, seed=1))
 
 
 def test_a_folder_may_have_a_plus_in_its_name(base, tmp_path):
@@ -276,20 +284,21 @@ def test_a_folder_may_have_a_plus_in_its_name(base, tmp_path):
 
 def test_a_fetched_base_opens_with_any_adapter(base, tmp_path):
     folder, _ = written(tmp_path / "sibling", base)
-    assert parted(f"smollm2:arm+{folder}") == ("smollm2:arm", folder)
+    assert split_adapter(f"smollm2:arm+{folder}") == ("smollm2:arm", folder)
 
 
 def test_the_base_is_checked_at_the_revision_that_is_opened(base, tmp_path, monkeypatch):
     folder, _ = written(tmp_path / "sibling", base)
-    asked = []
+    revisions = []
 
-    def locate(name, revision=None, **_):
-        asked.append(revision)
+    def find_checkpoint(name, revision=None, **_):
+        revisions.append(revision)
         return base, None
 
-    monkeypatch.setattr(sys.modules["floatscope.models.load"], "locate", locate)
+    for module in ("names", "loader"):
+        monkeypatch.setattr(f"floatscope.models.{module}.find_checkpoint", find_checkpoint)
     load(f"org/name+{folder}", revision="abc")
-    assert asked == ["abc", "abc"]
+    assert revisions == ["abc", "abc"]
 
 
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
@@ -310,11 +319,11 @@ def test_adapter_and_base_are_the_merged_model_of_other_kinds(make):
         for p in module.parameters():
             p += 0.1 * torch.randn(p.shape)
     plain = copy.deepcopy(module)
-    learn(module, 7, 3)
+    make_trainable(module, 7, 3)
     with torch.no_grad():
         for p in (p for p in module.parameters() if p.requires_grad):
             p += 0.1 * torch.randn(p.shape)
-    merge(plain, Adapter("", "", 7, None, 3, learnt(module, torch.float32)))
+    merge_adapter(plain, Adapter("", "", 7, None, 3, adapter_tensors(module, torch.float32)))
     ids = torch.arange(20)[None]
     torch.testing.assert_close(logits(plain, ids), logits(module, ids), rtol=1e-5, atol=1e-5)
 
@@ -324,13 +333,13 @@ def test_a_base_that_keeps_its_causal_mask_is_refused(tmp_path):
         tmp_path / "base"
     )
     folder, _ = written(tmp_path / "sibling", tmp_path / "base")
-    with pytest.raises(UserError, match=r"keeps its causal mask whatever it is told, .*; no adapter can change that"):
+    with pytest.raises(UserError, match=r"keeps its causal mask .*; an adapter cannot change that"):
         load(f"{tmp_path / 'base'}+{folder}")
 
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_an_embedding_of_another_size_is_refused(base, tmp_path, size):
     folder, _ = written(tmp_path / "sibling", base)
-    with_tensors(folder, load_file(folder / TENSORS) | {"mask_embedding": torch.zeros(size)})
+    with_tensors(folder, load_file(folder / TENSORS_FILE) | {"mask_embedding": torch.zeros(size)})
     with pytest.raises(UserError, match="its adapter's mask_embedding does not fit an embedding of"):
         load(f"{base}+{folder}")

@@ -1,4 +1,4 @@
-"""Masks filled, against a count mask by mask."""
+"""Masked-token accuracy, compared with a count over single masks."""
 
 from __future__ import annotations
 
@@ -8,34 +8,35 @@ import torch
 
 from floatscope.errors import UserError
 from floatscope.lab.adapt.scores import masked_accuracy
-from floatscope.lab.twins.heldout import read
-from floatscope.lab.twins.lessons import prompt_of
-from floatscope.models.load import load
+from floatscope.lab.twins.examples import build_prompt
+from floatscope.models.loader import load
+from floatscope.tasks.sample_files import read_shipped
 
 
 @pytest.mark.parametrize(("name", "shift"), [("twin:mdm", 0), ("twin:mdm-adapted", 1)])
-def test_the_share_of_masks_that_are_filled_right(name, shift):
+def test_masked_accuracy_is_the_share_of_correct_masks(name, shift):
     model = load(name)
-    ids = np.array(model.tokenizer.encode(" ".join(prompt_of(sample) for sample in read("reading-5")[:3]))[:200])
-    (told,) = masked_accuracy(model, ids, ratios=(0.4,), rows=5, length=40)
+    text = " ".join(build_prompt(sample) for sample in read_shipped("reading-5")[:3])
+    ids = np.array(model.tokenizer.encode(text)[:200])
+    (result,) = masked_accuracy(model, ids, ratios=(0.4,), rows=5, length=40)
     shares = []
     masked = torch.rand((5, 40), generator=torch.Generator().manual_seed(400)) < 0.4
     for row, start in enumerate(range(0, 161, 40)):
-        text = torch.from_numpy(ids[start : start + 40])
-        places = [p for p in range(1, 40) if masked[row, p]]
-        canvas = text.clone()
-        canvas[places] = model.spec.mask_id
+        row_ids = torch.from_numpy(ids[start : start + 40])
+        positions = [p for p in range(1, 40) if masked[row, p]]
+        canvas = row_ids.clone()
+        canvas[positions] = model.spec.mask_id
         with torch.inference_mode():
-            said = model.module(input_ids=canvas[None], is_causal=False).logits[0].argmax(-1)
-        shares.append(np.mean([int(said[p - shift]) == int(text[p]) for p in places]))
-    assert told["accuracy"] == pytest.approx(np.mean(shares), abs=1e-4)
-    assert told["n"] == 5
-    assert told["low"] <= told["accuracy"] <= told["high"]
-    assert 0 < told["accuracy"] < 1
+            predictions = model.module(input_ids=canvas[None], is_causal=False).logits[0].argmax(-1)
+        shares.append(np.mean([int(predictions[p - shift]) == int(row_ids[p]) for p in positions]))
+    assert result["accuracy"] == pytest.approx(np.mean(shares), abs=1e-4)
+    assert result["n"] == 5
+    assert result["low"] <= result["accuracy"] <= result["high"]
+    assert 0 < result["accuracy"] < 1
 
 
-def test_what_cannot_be_measured_is_said():
+def test_missing_mask_or_short_text_is_refused():
     with pytest.raises(UserError, match="has no mask token; open it with mask_id="):
         masked_accuracy(load("twin:arm"), np.zeros(600, int))
-    with pytest.raises(UserError, match="has 3 tokens, and 512 are the least to measure on"):
+    with pytest.raises(UserError, match="has 3 tokens, but measuring needs at least 512"):
         masked_accuracy(load("twin:mdm"), np.zeros(3, int))

@@ -1,14 +1,14 @@
-"""A text and its tokenizer, made once for all tests of the twins."""
+"""A small corpus, prepared once for all tests of the twins."""
 
 from __future__ import annotations
 
 import pytest
 from small import SMALL, write_text
 
-from floatscope.lab.twins.material import Material, prepare
+from floatscope.lab.twins.corpus import Corpus, prepare_corpus
 
 
 @pytest.fixture(scope="session")
-def prepared(tmp_path_factory) -> Material:
-    folder = tmp_path_factory.mktemp("material")
-    return prepare(folder / "made", [write_text(folder)], SMALL["arm"])
+def corpus(tmp_path_factory) -> Corpus:
+    folder = tmp_path_factory.mktemp("corpus")
+    return prepare_corpus(folder / "corpus", [write_text(folder)], SMALL["arm"])

@@ -1,4 +1,4 @@
-"""What the tests of the twins share: a text, a recipe and a few questions, all small."""
+"""Small inputs for the tests of the twins: a text, recipes, a few questions."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from random import Random
 
 import pytest
 
-from floatscope.lab.twins import attention, evaluate, heldout
-from floatscope.lab.twins.train import TINY
+from floatscope.lab.twins import attention, scores
+from floatscope.lab.twins.held_out import SIZES
+from floatscope.lab.twins.train import TINY_RECIPES
 from floatscope.tasks.sample import Sample
+from floatscope.tasks.sample_files import read_shipped
 
-SMALL = {kind: replace(recipe, vocabulary=1500, length=96) for kind, recipe in TINY.items()}
+SMALL = {kind: replace(recipe, vocabulary=1500, length=96) for kind, recipe in TINY_RECIPES.items()}
 WORDS = ["tree", "river", "stone", "cloud", "lamp", "garden", "window", "bridge", "music", "winter"]
 
 
@@ -25,13 +27,13 @@ def write_text(folder: Path) -> Path:
 
 
 @cache
-def first_of(name: str, count: int) -> list[Sample]:
-    return heldout.read(name)[:count]
+def first_samples(name: str, count: int) -> list[Sample]:
+    return read_shipped(name)[:count]
 
 
-def few_questions(patch: pytest.MonkeyPatch, count: int = 2) -> None:
-    """Ask only the first of every held-out file."""
-    patch.setattr(evaluate, "read", lambda name: first_of(name, count))
-    patch.setattr(evaluate, "SIZES", dict.fromkeys(heldout.SIZES, count))
+def use_few_questions(patch: pytest.MonkeyPatch, count: int = 2) -> None:
+    """Evaluate on the first questions of every held-out file only."""
+    patch.setattr(scores, "read_shipped", lambda name: first_samples(name, count))
+    patch.setattr(scores, "SIZES", dict.fromkeys(SIZES, count))
     patch.setattr(attention, "SAMPLES", count)
     patch.setattr(attention, "SEEDS", (0,))

@@ -1,1 +1,1 @@
-"""A causal language model → a masked diffusion model: its rows, its losses, its small matrices, its legs."""
+"""Adaptation of a causal language model into a masked diffusion model: corpus, examples, LoRA, training, scores."""

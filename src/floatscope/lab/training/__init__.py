@@ -1,1 +1,1 @@
-"""What every training has in common: legs that can be broken off, rows made ahead, checkpoints, records, cards."""
+"""Training code that the twins and the adapters share: segments, checkpoints, prefetched batches, records, cards."""

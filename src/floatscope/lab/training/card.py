@@ -1,20 +1,31 @@
-"""Parts of a model card: a table, and the loss curves.
+"""Parts that the model cards share: Markdown tables, the loss curves, and writing the files.
 
-table(("step", "loss"), [(100, "3.2")], right=2)
-picture(training)                                  # PNG, from training.json's "kind" and "losses"
+markdown_table(("step", "loss"), [(100, "3.2")], numeric_columns=2)
+write_card_files(folder, training, markdown)          # README.md and losses.png
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
-CARD, PICTURE = "README.md", "losses.png"
+from floatscope.files.atomic import explain_write_errors, write_atomic
+
+CARD, PLOT = "README.md", "losses.png"
+LOSS_TABLE_STEPS = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)  # fractions of the training whose losses are in the table
 
 
-def picture(training: dict[str, Any]) -> bytes:
-    """The loss curves as a PNG."""
+def write_card_files(folder: Path, training: dict[str, Any], markdown: str) -> None:
+    """Write the loss plot and the card."""
+    with explain_write_errors("the card", folder):
+        write_atomic(folder / PLOT, [plot_losses(training)])
+        write_atomic(folder / CARD, [markdown.encode()])
+
+
+def plot_losses(training: dict[str, Any]) -> bytes:
+    """Return the loss curves of a training.json as a PNG."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter
 
@@ -39,12 +50,33 @@ def picture(training: dict[str, Any]) -> bytes:
     return file.getvalue()
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]], right: int = 0) -> str:
-    """A Markdown table; its last `right` columns are numbers."""
-    rules = ["---"] * (len(columns) - right) + ["---:"] * right
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[object]], numeric_columns: int = 0) -> str:
+    """Return a Markdown table; the last `numeric_columns` columns are right-aligned."""
+    rules = ["---"] * (len(columns) - numeric_columns) + ["---:"] * numeric_columns
     lines = [columns, rules, *rows]
-    return "\n".join("| " + " | ".join(_cell(value) for value in line) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(_format_cell(value) for value in line) + " |" for line in lines)
 
 
-def _cell(value: object) -> str:
+def loss_table(losses: Sequence[Sequence[float]]) -> str:
+    """Return the losses at a few fractions of the training as a Markdown table."""
+    entries = dict.fromkeys(tuple(losses[round(part * (len(losses) - 1))]) for part in LOSS_TABLE_STEPS)
+    rows = [(f"{step:,}", f"{text:.3f}", f"{answers:.3f}") for step, text, answers in entries]
+    return markdown_table(("step", "text", "answers"), rows, numeric_columns=3)
+
+
+def describe_schedule(recipe: dict[str, Any]) -> str:
+    """Return the learning-rate schedule of a stored recipe in words."""
+    return f"{recipe['lr']:g}, after {recipe['warmup']:,} warm-up steps, then a cosine decay to 5 %"
+
+
+def describe_run(training: dict[str, Any]) -> dict[str, str]:
+    """Return time, device and versions of a training.json as rows of a table."""
+    return {
+        "time": f"{training['seconds']:,.0f} s, {training['tokens_per_second']:,} tokens/s",
+        "device": training["device"],
+        "versions": ", ".join(f"{name} {version}" for name, version in training["versions"].items()),
+    }
+
+
+def _format_cell(value: object) -> str:
     return (f"{value:.3g}" if isinstance(value, float) else str(value)).replace("|", "\\|")

@@ -1,11 +1,11 @@
-"""A training that was broken off: what is learnt, the optimizer and the progress, in small pieces, never half-written.
+"""Checkpoints of an unfinished training: trainable weights, optimizer state and progress, written atomically.
 
-    training = Training(folder, "mdm", recipe, digest_of(material.facts), module, optimizer)
-    save(training, progress)
-    progress = restore(training)      # None: there is nothing to go on from
+    training = Training(folder, "mdm", recipe, sha256_json(corpus.facts), module, optimizer)
+    save_checkpoint(training, progress)
+    progress = restore_checkpoint(training)      # None if there is no checkpoint
 
-A checkpoint is a folder `step-NNNNNN` of safetensors pieces of at most 15 MB, so that a run can move between machines.
-It gets its name when it is whole; the one before is removed after.
+A checkpoint is a folder `step-NNNNNN` of safetensors shards of at most 15 MB, so that it can move between machines. It
+gets its name when it is complete; then the one before it is removed.
 """
 
 from __future__ import annotations
@@ -23,125 +23,125 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from floatscope.errors import UserError
-from floatscope.files.atomic import PART, writing_whole
+from floatscope.files.atomic import PART_SUFFIX, write_folder_atomic
 from floatscope.lab.training.progress import Progress, Recipe
 
-PIECE = 15 * 1000**2
+MAX_SHARD_BYTES = 15 * 1000**2
+PROGRESS = "progress.json"
 
 
 @dataclass(frozen=True)
 class Training:
-    """What is trained, by which recipe, from what, and the folder of its checkpoints."""
+    """A module in training: its recipe, its corpus, its optimizer, and the folder of its checkpoints."""
 
     folder: Path
     kind: str
     recipe: Recipe
-    material: str  # the digest of all it reads
+    corpus_digest: str
     module: nn.Module
     optimizer: torch.optim.Optimizer
 
 
-def save(training: Training, progress: Progress) -> Path:
-    """Write the state of a training, unless that of this step is there; returns the checkpoint's folder."""
-    at = training.folder / f"step-{progress.step:06}"
-    if not at.is_dir():
-        with writing_whole("the checkpoint", at) as part:
-            for i, piece in enumerate(_pieces(_state(training.module, training.optimizer))):
-                save_file(piece, part / f"piece-{i:02}.safetensors")
-            about = {"kind": training.kind, "recipe": training.recipe.as_json, "material": training.material}
-            (part / "progress.json").write_text(json.dumps({**about, **progress.as_json}))
-    for other in training.folder.glob("step-*"):  # older ones, and what a kill left unfinished
-        if other != at:
+def save_checkpoint(training: Training, progress: Progress) -> Path:
+    """Write the checkpoint of this step unless it exists, remove all others, and return its folder."""
+    checkpoint = training.folder / f"step-{progress.step:06}"
+    if not checkpoint.is_dir():
+        with write_folder_atomic("the checkpoint", checkpoint) as part:
+            for i, shard in enumerate(_split_into_shards(_training_state(training.module, training.optimizer))):
+                save_file(shard, part / f"shard-{i:02}.safetensors")
+            identity = {"kind": training.kind, "recipe": training.recipe.as_json, "corpus": training.corpus_digest}
+            (part / PROGRESS).write_text(json.dumps({**identity, **progress.as_json}))
+    for other in training.folder.glob("step-*"):  # older checkpoints, and parts that a kill left behind
+        if other != checkpoint:
             shutil.rmtree(other)
-    return at
+    return checkpoint
 
 
-def restore(training: Training) -> Progress | None:
-    """Put the latest checkpoint's state into the module and the optimizer."""
-    found = sorted(p for p in training.folder.glob("step-*") if p.is_dir() and p.suffix != PART)
-    if not found:
+def restore_checkpoint(training: Training) -> Progress | None:
+    """Load the latest checkpoint into the module and the optimizer; return its progress, None without a checkpoint."""
+    checkpoints = sorted(p for p in training.folder.glob("step-*") if p.is_dir() and p.suffix != PART_SUFFIX)
+    if not checkpoints:
         return None
-    at = found[-1]
+    latest = checkpoints[-1]
     try:
-        told = json.loads((at / "progress.json").read_text())
+        record = json.loads((latest / PROGRESS).read_text())
         parts: dict[str, Tensor] = {}
-        for piece in sorted(at.glob("piece-*.safetensors")):
-            parts |= load_file(piece)
-        stored = _joined(parts)
-        then, material = (told["kind"], told["recipe"]), told["material"]
-        progress = Progress.from_json(told)
+        for shard in sorted(latest.glob("shard-*.safetensors")):
+            parts |= load_file(shard)
+        stored = _join_parts(parts)
+        kind, recipe, corpus_digest = record["kind"], record["recipe"], record["corpus"]
+        progress = Progress.from_json(record)
     except (OSError, ValueError, TypeError, LookupError, SafetensorError) as error:
-        raise UserError(f"the checkpoint {at} is damaged ({error}); remove it to begin again") from error
-    check_same(at, then, training.kind, training.recipe)
-    if material != training.material:
-        raise UserError(f"{at} learnt from other files or another base; give those, or use another --out")
-    wanted = _state(training.module, training.optimizer, progress.step)
-    if stored.keys() != wanted.keys():
-        lost = sorted(wanted.keys() ^ stored.keys())
-        said = f"the checkpoint {at} lacks or adds {len(lost)} tensors, such as {lost[0]}"
-        raise UserError(f"{said}; remove it to begin again")
+        raise UserError(f"the checkpoint {latest} is damaged ({error}); remove it to start again") from error
+    check_same_training(latest, (kind, recipe), training.kind, training.recipe)
+    if corpus_digest != training.corpus_digest:
+        raise UserError(f"{latest} was trained on other files or another base; give those, or use another --out")
+    state = _training_state(training.module, training.optimizer, progress.step)
+    if stored.keys() != state.keys():
+        names = sorted(state.keys() ^ stored.keys())
+        message = f"the checkpoint {latest} lacks or adds {len(names)} tensors, such as {names[0]}"
+        raise UserError(f"{message}; remove it to start again")
     with torch.no_grad():
-        for name, tensor in wanted.items():
+        for name, tensor in state.items():
             tensor.copy_(stored[name].reshape(tensor.shape))
     return progress
 
 
-def check_same(at: Path, then: tuple[str, dict[str, Any]], kind: str, recipe: Recipe) -> None:
-    """What lies at `at`, of a kind and a recipe, belongs to this training."""
-    if then != (kind, recipe.as_json):
-        what = f"{then[0]}, {_differs(then[1], recipe)}"
-        raise UserError(f"{at} is of another training ({what}); use another --out")
+def check_same_training(path: Path, stored: tuple[str, dict[str, Any]], kind: str, recipe: Recipe) -> None:
+    """Refuse what lies at `path` if its (kind, recipe) is not that of this training."""
+    if stored != (kind, recipe.as_json):
+        difference = f"{stored[0]}, {_describe_difference(stored[1], recipe)}"
+        raise UserError(f"{path} belongs to another training ({difference}); use another --out")
 
 
-def _state(module: nn.Module, optimizer: torch.optim.Optimizer, step: int | None = None) -> dict[str, Tensor]:
-    """Everything that is learnt, by name; with `step` an optimizer that has not run yet gets room for its state."""
-    learnt = {name: p for name, p in module.named_parameters() if p.requires_grad}
-    state: dict[str, Tensor] = {f"weight.{name}": p.data for name, p in learnt.items()}
-    for name, p in learnt.items():
-        own: dict[str, Any] = optimizer.state[p]
-        if step is not None and not own:
-            own["step"] = torch.tensor(float(step), device=p.device if optimizer.defaults.get("fused") else "cpu")
-            own["exp_avg"], own["exp_avg_sq"] = torch.zeros_like(p), torch.zeros_like(p)
+def _training_state(module: nn.Module, optimizer: torch.optim.Optimizer, step: int | None = None) -> dict[str, Tensor]:
+    """Return trainable weights and optimizer moments by name; `step` creates the moments of a new optimizer."""
+    trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    state: dict[str, Tensor] = {f"weight.{name}": p.data for name, p in trainable.items()}
+    for name, p in trainable.items():
+        moments: dict[str, Any] = optimizer.state[p]
+        if step is not None and not moments:
+            moments["step"] = torch.tensor(float(step), device=p.device if optimizer.defaults.get("fused") else "cpu")
+            moments["exp_avg"], moments["exp_avg_sq"] = torch.zeros_like(p), torch.zeros_like(p)
         for moment in ("exp_avg", "exp_avg_sq"):
-            if moment in own:
-                state[f"{moment}.{name}"] = own[moment]
+            if moment in moments:
+                state[f"{moment}.{name}"] = moments[moment]
     return state
 
 
-def _pieces(state: dict[str, Tensor]) -> list[dict[str, Tensor]]:
-    """Tensors in order, as many to a piece as fit; one that is larger than a piece is cut, its parts named `name#0`,
-    `name#1`, …"""
-    pieces: list[dict[str, Tensor]] = [{}]
-    room = PIECE
-    for name, part in _parts(state):
+def _split_into_shards(state: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+    """Fill shards with tensors in order; a tensor larger than a shard is cut into parts `name#0`, `name#1`, …"""
+    shards: list[dict[str, Tensor]] = [{}]
+    room = MAX_SHARD_BYTES
+    for name, part in _split_large_tensors(state):
         size = part.numel() * part.element_size()
-        if size > room and pieces[-1]:
-            pieces.append({})
-            room = PIECE
-        pieces[-1][name] = part.detach().cpu().contiguous()
+        if size > room and shards[-1]:
+            shards.append({})
+            room = MAX_SHARD_BYTES
+        shards[-1][name] = part.detach().cpu().contiguous()
         room -= size
-    return pieces
+    return shards
 
 
-def _parts(state: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+def _split_large_tensors(state: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     for name, tensor in state.items():
-        most = PIECE // tensor.element_size()
-        if tensor.numel() <= most:
+        max_elements = MAX_SHARD_BYTES // tensor.element_size()
+        if tensor.numel() <= max_elements:
             yield name, tensor
         else:
-            yield from ((f"{name}#{i}", part) for i, part in enumerate(tensor.flatten().split(most)))
+            yield from ((f"{name}#{i}", part) for i, part in enumerate(tensor.flatten().split(max_elements)))
 
 
-def _joined(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The way back; what was cut is flat."""
-    found: dict[str, list[tuple[int, Tensor]]] = {}
+def _join_parts(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Invert `_split_large_tensors`; a tensor that was cut comes back flat."""
+    grouped: dict[str, list[tuple[int, Tensor]]] = {}
     for key, part in parts.items():
         name, _, number = key.partition("#")
-        found.setdefault(name, []).append((int(number or 0), part))
-    ordered = {name: [part for _, part in sorted(each, key=lambda e: e[0])] for name, each in found.items()}
-    return {name: each[0] if len(each) == 1 else torch.cat(each) for name, each in ordered.items()}
+        grouped.setdefault(name, []).append((int(number or 0), part))
+    ordered = {name: [part for _, part in sorted(pairs, key=lambda p: p[0])] for name, pairs in grouped.items()}
+    return {name: pieces[0] if len(pieces) == 1 else torch.cat(pieces) for name, pieces in ordered.items()}
 
 
-def _differs(then: dict[str, Any], now: Recipe) -> str:
-    changed = {k: (then.get(k), v) for k, v in now.as_json.items() if then.get(k) != v}
+def _describe_difference(stored: dict[str, Any], recipe: Recipe) -> str:
+    changed = {k: (stored.get(k), v) for k, v in recipe.as_json.items() if stored.get(k) != v}
     return ", ".join(f"{k} {a}, not {b}" for k, (a, b) in changed.items()) or "the same recipe"

@@ -1,8 +1,8 @@
-"""Where a training is, and how fast it learns there.
+"""The state of a training, the events it reports, and its learning-rate schedule.
 
 progress = Progress(0, [])
-rate(recipe, progress.step)                          # the learning rate of a step
-progress.stepped(text_loss, answer_loss, 20, 6000)   # one step more; every 20 a mean is kept
+learning_rate(recipe, progress.step)                        # the learning rate of this step
+progress.record_step(text_loss, answer_loss, 20, 6000)      # adds one step; stores a mean loss every 20 steps
 """
 
 from __future__ import annotations
@@ -17,53 +17,62 @@ from torch import Tensor
 
 
 class Recipe(Protocol):
-    """Everything a training depends on beside what it reads."""
+    """The settings of a training: everything it depends on beside its data."""
 
     @property
-    def steps(self) -> int: ...
+    def steps(self) -> int:
+        """Number of optimizer steps."""
+
     @property
-    def warmup(self) -> int: ...
+    def warmup(self) -> int:
+        """Number of warm-up steps."""
+
     @property
-    def peak(self) -> float: ...
+    def lr(self) -> float:
+        """Peak learning rate."""
+
     @property
-    def as_json(self) -> dict[str, Any]: ...
+    def as_json(self) -> dict[str, Any]:
+        """All settings, as they are stored in training.json."""
 
 
 @dataclass
 class Progress:
-    """Where a training is: all that is needed to go on."""
+    """The state of a training beside its weights and optimizer."""
 
     step: int
-    losses: list[tuple[int, float, float]]  # (step, text, answers), means since the last entry
-    seconds: float = 0.0  # spent on these steps, over all legs
-    since: list[Float[Tensor, "2"]] = field(default_factory=list)  # (text, answers) of each step since the last entry
+    losses: list[tuple[int, float, float]]  # (step, text, answers), means since the entry before
+    seconds: float = 0.0  # time spent on these steps, over all segments
+    pending: list[Float[Tensor, "2"]] = field(default_factory=list)  # (text, answers) of each step since the last entry
 
-    def stepped(self, text: Float[Tensor, ""], answers: Float[Tensor, ""], every: int, steps: int) -> bool:
-        """A step is done; whether it ended in an entry, as every so many and the last do."""
-        self.since.append(torch.stack([text.detach(), answers.detach()]))
+    def record_step(self, text: Float[Tensor, ""], answers: Float[Tensor, ""], every: int, steps: int) -> bool:
+        """Count one step; return whether it completed an entry of `losses`, as each `every`-th and the last do."""
+        self.pending.append(torch.stack([text.detach(), answers.detach()]))
         self.step += 1
         if self.step % every and self.step < steps:
             return False
-        mean = torch.stack([each.to(text.device) for each in self.since]).mean(0).tolist()
+        mean = torch.stack([losses.to(text.device) for losses in self.pending]).mean(0).tolist()
         self.losses.append((self.step, mean[0], mean[1]))
-        self.since.clear()
+        self.pending.clear()
         return True
 
     @property
     def as_json(self) -> dict[str, Any]:
-        since = [each.tolist() for each in self.since]
-        return {"step": self.step, "losses": self.losses, "seconds": self.seconds, "since": since}
+        """The state as a checkpoint stores it."""
+        pending = [losses.tolist() for losses in self.pending]
+        return {"step": self.step, "losses": self.losses, "seconds": self.seconds, "pending": pending}
 
     @classmethod
-    def from_json(cls, told: dict[str, Any]) -> Progress:
-        losses = [(int(step), float(text), float(answers)) for step, text, answers in told["losses"]]
-        since = [torch.tensor([float(text), float(answers)]) for text, answers in told["since"]]
-        return cls(int(told["step"]), losses, float(told["seconds"]), since)
+    def from_json(cls, record: dict[str, Any]) -> Progress:
+        """Read back what `as_json` returned."""
+        losses = [(int(step), float(text), float(answers)) for step, text, answers in record["losses"]]
+        pending = [torch.tensor([float(text), float(answers)]) for text, answers in record["pending"]]
+        return cls(int(record["step"]), losses, float(record["seconds"]), pending)
 
 
 @dataclass(frozen=True)
-class Told:
-    """How far a training is, for people."""
+class ProgressEvent:
+    """What a training reports while it runs."""
 
     kind: str
     step: int
@@ -73,15 +82,18 @@ class Told:
     tokens_per_second: float
     finished: bool = False
 
+    @classmethod
+    def from_progress(
+        cls, kind: str, progress: Progress, recipe: Recipe, tokens_per_second: float, finished: bool = False
+    ) -> ProgressEvent:
+        """Build the event of the current step; the losses are NaN before the first entry."""
+        _, text, answer = progress.losses[-1] if progress.losses else (0, float("nan"), float("nan"))
+        return cls(kind, progress.step, recipe.steps, text, answer, tokens_per_second, finished)
 
-def told(kind: str, progress: Progress, recipe: Recipe, rate: float, finished: bool = False) -> Told:
-    _, text, answer = progress.losses[-1] if progress.losses else (0, float("nan"), float("nan"))
-    return Told(kind, progress.step, recipe.steps, text, answer, rate, finished)
 
-
-def rate(recipe: Recipe, step: int) -> float:
-    """Warm-up, then a cosine down to a twentieth."""
+def learning_rate(recipe: Recipe, step: int) -> float:
+    """Return the learning rate of a step: linear warm-up, then a cosine down to 5 % of the peak."""
     if step < recipe.warmup:
-        return recipe.peak * (step + 1) / recipe.warmup
+        return recipe.lr * (step + 1) / recipe.warmup
     done = (step - recipe.warmup) / max(1, recipe.steps - recipe.warmup)
-    return recipe.peak * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(1.0, done))))
+    return recipe.lr * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(1.0, done))))

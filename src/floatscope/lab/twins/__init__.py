@@ -1,0 +1,1 @@
+"""The twins: three small matched models, their worlds, training, scores and cards."""

@@ -1,10 +1,10 @@
-"""What a twin's attention does, beside its untrained control: the numbers of its card.
+"""Attention statistics of a twin beside its untrained control: the numbers in its card.
 
-    for watched in observe(Path("twins/models/mdm")): ...        # writes attention.json beside the weights
+    for event in measure_attention(Path("twins/models/mdm")): ...        # writes attention.json beside the weights
     read_attention(folder)["tables"]["floating"]
 
-The twin and the same architecture with fresh weights (three seeds) answer the same questions, watched at every step.
-Intervals are 95 %, bootstrapped over questions, for the control over seeds as well.
+The twin, and the same architecture with fresh weights (three seeds), answer the same questions with every step traced.
+Intervals are 95 % CIs from a bootstrap over questions, for the control over seeds as well.
 """
 
 from __future__ import annotations
@@ -17,141 +17,150 @@ from typing import Any
 import pandas as pd
 import torch
 
-from floatscope.analysis import absorption, difference, estimate, floating_index, trace_views
-from floatscope.analysis.floating import THIRDS, tops
+from floatscope.analysis import absorption, difference, floating
+from floatscope.analysis.anchor_movement import THIRDS
+from floatscope.analysis.statistics import estimate
 from floatscope.capture.watcher import Watch
-from floatscope.files.atomic import writing
-from floatscope.files.records import digest, read_json, write_json
-from floatscope.lab.twins.evaluate import Asked
-from floatscope.lab.twins.heldout import read
-from floatscope.lab.twins.lessons import prompt_of
-from floatscope.models.files import WHOLE
-from floatscope.models.load import load
+from floatscope.files.atomic import explain_write_errors
+from floatscope.files.digests import sha256_file
+from floatscope.files.json_files import read_json, write_json
+from floatscope.lab.twins.examples import build_prompt
+from floatscope.lab.twins.scores import EvaluationEvent
+from floatscope.models.checkpoint import WEIGHTS_FILE
+from floatscope.models.device import use_one_thread
+from floatscope.models.loader import load
 from floatscope.models.model import Model
-from floatscope.models.place import one_thread
 from floatscope.models.untrained import untrained
 from floatscope.pipelines.decode import decode
 from floatscope.pipelines.final_state import final_state
 from floatscope.tasks.sample import Sample
+from floatscope.tasks.sample_files import read_shipped
 from floatscope.traces import Trace
 
 ATTENTION = "attention.json"
 FILE, SAMPLES = "reading-5", 24
 SEEDS = (0, 1, 2)
 NEW_TOKENS = 16
-RATIOS = (0.0, 0.25, 0.5, 0.75, 0.9)
-WATCH = Watch(fields=("received", "uniform", "seen", "eligible"))
+MASK_RATIOS = (0.0, 0.25, 0.5, 0.75, 0.9)
+WATCH = Watch(fields=("received", "uniform", "visible_rows", "eligible"))
 
 
-def observe(
-    folder: Path, device: torch.device | None = None, over: Callable[[], bool] = lambda: False
-) -> Iterator[Asked]:
-    """Measure the twin in `folder` if its weights have not been; ends early, with nothing, if the time is over."""
-    if read_attention(folder) is not None or over():
+def measure_attention(
+    folder: Path, device: torch.device | None = None, is_over: Callable[[], bool] = lambda: False
+) -> Iterator[EvaluationEvent]:
+    """Measure the twin in `folder` unless attention.json is of its weights; stop without a result once `is_over()`."""
+    if read_attention(folder) is not None or is_over():
         return
-    model, samples = load(folder, device=device), read(FILE)[:SAMPLES]
-    watched: list[list[Trace]] = []
+    model, samples = load(folder, device=device), read_shipped(FILE)[:SAMPLES]
+    decoded: list[list[Trace]] = []
     masked: list[pd.DataFrame] = []
     done, total = 0, len(samples) * (1 + len(SEEDS))
-    for each in (model, *(untrained(model, seed=seed) for seed in SEEDS)):
+    for variant in (model, *(untrained(model, seed=seed) for seed in SEEDS)):
         traces, tables = list[Trace](), list[pd.DataFrame]()
         for sample in samples:
-            if over():
+            if is_over():
                 return
-            with one_thread():
-                traces.append(_answering(each, sample))
-                tables += _masked(each, sample) if model.spec.paradigm == "mdm" else []
+            with use_one_thread():
+                traces.append(_trace_answer(variant, sample))
+                tables += _absorption_by_mask_ratio(variant, sample) if model.spec.paradigm == "mdm" else []
             done += 1
-            yield Asked(folder.name, done, total, "attention")
-        watched.append(traces)
+            yield EvaluationEvent(folder.name, done, total, "attention")
+        decoded.append(traces)
         masked += [pd.concat(tables, ignore_index=True)] if tables else []
-    shown = {"first key": _first_key(*watched), "floating": _floating(*watched)}
+    results = {"first key": _first_key_table(*decoded), "floating": _floating_table(*decoded)}
     if masked:
-        shown["masks"] = _masks(*masked)
-    told = {"weights": digest(folder / WHOLE), "samples": len(samples), "steps": NEW_TOKENS, "tables": shown}
-    with writing("the attention", folder):
-        write_json(folder / ATTENTION, told)
+        results["masks"] = _mask_table(*masked)
+    weights = sha256_file(folder / WEIGHTS_FILE)
+    record = {"weights": weights, "samples": len(samples), "steps": NEW_TOKENS, "tables": results}
+    with explain_write_errors("the attention", folder):
+        write_json(folder / ATTENTION, record)
 
 
 def read_attention(folder: Path) -> dict[str, Any] | None:
-    """What was measured of the weights that lie there; None if nothing was."""
+    """Return the measurements of the weights in `folder`; None if there are none."""
     if not (folder / ATTENTION).is_file():
         return None
-    told = read_json(folder / ATTENTION)
-    return told if told.get("weights") == digest(folder / WHOLE) else None
+    record = read_json(folder / ATTENTION)
+    for table in record["tables"].values():
+        if "says" in table:  # the key of floatscope 0.6
+            table["caption"] = table.pop("says")
+    return record if record.get("weights") == sha256_file(folder / WEIGHTS_FILE) else None
 
 
-def _answering(model: Model, sample: Sample) -> Trace:
-    pace: dict[str, Any] = {} if model.spec.paradigm == "arm" else {"steps": NEW_TOKENS}
+def _trace_answer(model: Model, sample: Sample) -> Trace:
+    steps: dict[str, Any] = {} if model.spec.paradigm == "arm" else {"steps": NEW_TOKENS}
     out = decode(
         model,
-        prompt_of(sample),
+        build_prompt(sample),
         chat=False,
         new_tokens=NEW_TOKENS,
         stop=False,
         watch=WATCH,
         samples=[sample.id],
-        **pace,
+        **steps,
     )
     return out.trace
 
 
-def _first_key(own: list[Trace], *others: list[Trace]) -> dict[str, Any]:
-    twin = _first(own)
-    compared = _compared(twin, [_first(each) for each in others], ["percent", "lift"], ["layer"])
-    rows = [[str(layer), *(_said(each, "layer", layer) for each in compared)] for layer in twin["layer"].unique()]
+def _first_key_table(twin_traces: list[Trace], *control_traces: list[Trace]) -> dict[str, Any]:
+    twin = _first_key_absorption(twin_traces)
+    controls = [_first_key_absorption(traces) for traces in control_traces]
+    estimates = _compare(twin, controls, ["percent", "lift"], ["layer"])
     return {
-        "says": "What the first key receives, in percent of each layer's attention and as lift (1 = as much as uniform"
-        " attention would give), mean over steps.",
+        "caption": "Attention received by the first key, in percent of each layer's attention and as lift (1 = uniform"
+        " attention), mean over steps.",
         "columns": ["layer", "percent", "untrained", "difference", "lift", "untrained", "difference"],
-        "rows": rows,
+        "rows": [
+            [str(layer), *(_format_estimate(table, "layer", layer) for table in estimates)]
+            for layer in twin["layer"].unique()
+        ],
     }
 
 
-def _first(traces: list[Trace]) -> pd.DataFrame:
+def _first_key_absorption(traces: list[Trace]) -> pd.DataFrame:
     table = absorption(traces)
     return table[table["set"] == "first"]
 
 
-def _floating(own: list[Trace], *others: list[Trace]) -> dict[str, Any]:
-    twin, *control = (_index(each) for each in (own, *others))
+def _floating_table(twin_traces: list[Trace], *control_traces: list[Trace]) -> dict[str, Any]:
+    twin, *controls = (floating(traces) for traces in (twin_traces, *control_traces))
     rows = []
     for name in ("within", "across"):
-        overall = _compared(twin, control, [name], [])
-        rows.append([name, "all", *(_cell(each.iloc[0]) for each in overall)])
-        by_third = _compared(twin, control, [name], ["third"])
-        there = [third for third in THIRDS if (twin["third"] == third).any()]
-        rows += [[name, third, *(_said(each, "third", third) for each in by_third)] for third in there]
+        overall = _compare(twin, controls, [name], [])
+        rows.append([name, "all", *(_format_interval(table.iloc[0]) for table in overall)])
+        by_third = _compare(twin, controls, [name], ["third"])
+        thirds = [third for third in THIRDS if (twin["third"] == third).any()]
+        rows += [[name, third, *(_format_estimate(table, "third", third) for table in by_third)] for third in thirds]
     return {
-        "says": "The floating index. Within: the share of steps whose top key is not the usual one of that text and"
-        " layer. Across: the share of steps, over all texts, whose top key is not the layer's usual position.",
+        "caption": "The floating index. Within: the share of steps whose top key is not the most frequent one of that"
+        " text and layer. Across: the share of steps, over all texts, whose top key is not at the layer's most frequent"
+        " position.",
         "columns": ["index", "layers", "twin", "untrained", "difference"],
         "rows": rows,
     }
 
 
-def _index(traces: list[Trace]) -> pd.DataFrame:
-    return floating_index(pd.concat([tops(look) for look in trace_views(traces)], ignore_index=True))
-
-
-def _masks(twin: pd.DataFrame, *others: pd.DataFrame) -> dict[str, Any]:
-    compared = _compared(twin, list(others), ["percent", "lift"], ["masked"])
+def _mask_table(twin: pd.DataFrame, *controls: pd.DataFrame) -> dict[str, Any]:
+    estimates = _compare(twin, list(controls), ["percent", "lift"], ["masked"])
     return {
-        "says": "The key of largest lift in one forward over a passage, its question and its answer with so much of it"
-        " masked: percent of the attention and lift, mean over layers.",
+        "caption": "The key of largest lift in one forward over passages, question and answer, by the share of tokens"
+        " that is masked: percent of the attention, and lift, mean over layers.",
         "columns": ["masked", "percent", "untrained", "difference", "lift", "untrained", "difference"],
-        "rows": [[f"{ratio:.0%}", *(_said(each, "masked", ratio) for each in compared)] for ratio in RATIOS],
+        "rows": [
+            [f"{ratio:.0%}", *(_format_estimate(table, "masked", ratio) for table in estimates)]
+            for ratio in MASK_RATIOS
+        ],
     }
 
 
-def _masked(model: Model, sample: Sample) -> Iterator[pd.DataFrame]:
-    """What the top key takes with more and more of the text masked."""
+def _absorption_by_mask_ratio(model: Model, sample: Sample) -> Iterator[pd.DataFrame]:
+    """Yield the absorption of the top key as more and more of the text is masked."""
     assert model.tokenizer is not None
     assert model.spec.mask_id is not None
-    ids = model.tokenizer.encode(f"{prompt_of(sample)} {sample.answers[0]}", chat=False)
+    ids = model.tokenizer.encode(f"{build_prompt(sample)} {sample.answers[0]}", chat=False)
     order = list(range(1, len(ids)))
     Random(sample.id).shuffle(order)
-    for ratio in RATIOS:
+    for ratio in MASK_RATIOS:
         hidden = set(order[: max(1, round(ratio * len(ids)))])
         canvas = [model.spec.mask_id if i in hidden else token for i, token in enumerate(ids)]
         out = decode(model, [canvas], infill=True, steps=1, watch=WATCH, samples=[sample.id])
@@ -160,21 +169,21 @@ def _masked(model: Model, sample: Sample) -> Iterator[pd.DataFrame]:
         yield table[table["set"] == "top"].assign(masked=ratio)
 
 
-def _compared(
-    twin: pd.DataFrame, control: list[pd.DataFrame], values: Sequence[str], by: Sequence[str]
+def _compare(
+    twin: pd.DataFrame, controls: list[pd.DataFrame], values: Sequence[str], by: Sequence[str]
 ) -> list[pd.DataFrame]:
-    """For each value the twin's estimates, the control's and their difference."""
-    kinds: tuple[Callable[[str], pd.DataFrame], ...] = (
+    """Return, for each value, the twin's estimates, the control's, and their difference."""
+    statistics: tuple[Callable[[str], pd.DataFrame], ...] = (
         lambda value: estimate(twin, value, by),
-        lambda value: estimate(control, value, by),
-        lambda value: difference(twin, control, value, by),
+        lambda value: estimate(controls, value, by),
+        lambda value: difference(twin, controls, value, by),
     )
-    return [kind(value) for value in values for kind in kinds]
+    return [statistic(value) for value in values for statistic in statistics]
 
 
-def _said(table: pd.DataFrame, column: str, value: object) -> str:
-    return _cell(table[table[column] == value].iloc[0])
+def _format_estimate(table: pd.DataFrame, column: str, value: object) -> str:
+    return _format_interval(table[table[column] == value].iloc[0])
 
 
-def _cell(row: Any) -> str:
+def _format_interval(row: Any) -> str:
     return f"{row['mean']:.2f} [{row['low']:.2f}, {row['high']:.2f}]"

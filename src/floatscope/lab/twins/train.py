@@ -1,12 +1,13 @@
-"""Training a twin: one recipe, three objectives, in legs that can be broken off anywhere.
+"""Training steps of the twins: one recipe, three objectives.
 
-    module = new_module(recipe)
-    for progress in train_steps(module, optimizer_for(module, recipe), recipe, "mdm", batches, Progress(0, []), over):
+    module = build_module(recipe)
+    optimizer = build_optimizer(module, recipe)
+    for progress in train_steps(module, optimizer, recipe, "mdm", batches, Progress(0, []), is_over):
         progress.step, progress.losses
 
-`arm` predicts the next token; `mdm` and `mdm-adapted` fill masks, the latter from the trained `arm`, with its shift
-kept. All see the same rows in the same order. The loss is that of the text plus, at full weight, that of the answers:
-three answer tokens in a hundred would teach no reading.
+`arm` predicts the next token. `mdm` and `mdm-adapted` fill masks; the latter starts from the trained `arm` and keeps
+its shift. All three see the same rows in the same order. The loss is that of the text plus that of the answers, at
+equal weight: answers are about three tokens in a hundred, too few to teach reading otherwise.
 """
 
 from __future__ import annotations
@@ -20,49 +21,51 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from floatscope.lab.training.masks import drawn
-from floatscope.lab.training.progress import Progress, rate
-from floatscope.lab.twins.lessons import ANSWER, Rows
+from floatscope.lab.training.losses import masked_mean, sample_masks
+from floatscope.lab.training.progress import Progress, learning_rate
+from floatscope.lab.twins.examples import ANSWER, Rows
 
 KINDS = ("arm", "mdm", "mdm-adapted")
-EVERY = 100  # steps between two losses that are kept
-WHOLE_ANSWER = 0.85  # how often an answer is masked as a whole, as it will be when it is asked for
+LOG_EVERY = 100  # steps per entry of the loss curve
+FULL_MASK_RATE = 0.85  # share of answers that are masked completely, as they are when decoding begins
+TAIL_WEIGHT = 0.1  # of the ends of text after an answer
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything the weights depend on, beside the rows."""
+    """The settings of a training: everything the weights depend on beside the rows."""
 
     layers: int = 8
     width: int = 256
     heads: int = 8
     ffn: int = 576
     vocabulary: int = 4096
-    length: int = 512
-    batch: int = 128
+    length: int = 512  # tokens per row
+    batch: int = 128  # rows per step
     steps: int = 12000
     warmup: int = 300
-    peak: float = 1e-3
-    decay: float = 0.1
+    lr: float = 1e-3  # peak
+    weight_decay: float = 0.1
     seed: int = 0
 
     @property
     def as_json(self) -> dict[str, Any]:
+        """All settings, as they are stored in training.json."""
         return asdict(self)
 
     @property
     def mask_id(self) -> int:
-        """The last token, as `train_tokenizer` has it."""
+        """The id of the mask, which `train_tokenizer` puts last."""
         return self.vocabulary - 1
 
 
 RECIPES = {kind: Recipe() for kind in KINDS}
-_SMALL = {"layers": 2, "width": 64, "heads": 4, "ffn": 96, "vocabulary": 2048, "length": 128, "batch": 8, "warmup": 20}
-TINY = {kind: Recipe(**_SMALL, steps=200) for kind in KINDS}
+_TINY = {"layers": 2, "width": 64, "heads": 4, "ffn": 96, "vocabulary": 2048, "length": 128, "batch": 8, "warmup": 20}
+TINY_RECIPES = {kind: Recipe(**_TINY, steps=200) for kind in KINDS}
 
 
-def new_module(recipe: Recipe) -> nn.Module:
-    """A Llama with fresh weights; the same for every kind."""
+def build_module(recipe: Recipe) -> nn.Module:
+    """Return a Llama with fresh weights, the same for every kind."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     with torch.random.fork_rng(devices=[]):
@@ -85,67 +88,63 @@ def new_module(recipe: Recipe) -> nn.Module:
     return module
 
 
-def optimizer_for(module: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+def build_optimizer(module: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    """Return AdamW with weight decay on matrices only."""
     matrices = [p for p in module.parameters() if p.ndim >= 2]
     vectors = [p for p in module.parameters() if p.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": recipe.decay}, {"params": vectors, "weight_decay": 0.0}]
+    groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     fused = next(module.parameters()).is_cuda
-    return torch.optim.AdamW(groups, lr=recipe.peak, betas=(0.9, 0.95), fused=fused)
+    return torch.optim.AdamW(groups, lr=recipe.lr, betas=(0.9, 0.95), fused=fused)
 
 
 def next_token_loss(
     forward: Callable[[Tensor], Tensor],
     tokens: Int[Tensor, "row position"],
     roles: Int[Tensor, "row position"],
-    draw: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
-    """(loss of everything, loss of the answers)."""
+    """Return (mean loss of all tokens, mean loss of the answers)."""
     logits = forward(tokens)[:, :-1]
-    each = _each(logits, tokens[:, 1:]).flatten()
-    answers = (roles[:, 1:] == ANSWER).flatten()
-    return each.mean(), _mean(each, answers)
+    losses = _token_losses(logits, tokens[:, 1:]).flatten()
+    is_answer = (roles[:, 1:] == ANSWER).flatten()
+    return losses.mean(), masked_mean(losses, is_answer)
 
 
 def masked_loss(
     forward: Callable[[Tensor], Tensor],
     tokens: Int[Tensor, "row position"],
     roles: Int[Tensor, "row position"],
-    draw: torch.Generator,
+    rng: torch.Generator,
     mask_id: int,
     shift: bool,
 ) -> tuple[Tensor, Tensor]:
-    """(diffusion loss, weighted 1/t, of half the rows; loss of the answers masked in the other half)."""
-    t, anywhere = drawn(tokens, draw)
-    asked = _whole_answers(roles, draw)
-    odd = torch.arange(len(tokens), device=tokens.device) % 2 == 1
-    reading = odd[:, None] & (roles == ANSWER).any(-1, keepdim=True)
-    masked = torch.where(reading, asked, anywhere)
+    """Return (diffusion loss of half the rows, weighted by 1/t; loss of the masked answers in the other half)."""
+    t, random_masks = sample_masks(tokens, rng)
+    answer_masks = _sample_answer_masks(roles, rng)
+    is_odd = torch.arange(len(tokens), device=tokens.device) % 2 == 1
+    reads = is_odd[:, None] & (roles == ANSWER).any(-1, keepdim=True)  # rows whose answers are masked
+    masked = torch.where(reads, answer_masks, random_masks)
     logits = forward(torch.where(masked, mask_id, tokens))
-    if shift:  # row p decides position p + 1; nothing decides the first
-        logits, masked, tokens, roles, reading = logits[:, :-1], masked[:, 1:], tokens[:, 1:], roles[:, 1:], reading
-    each = _each(logits, tokens)
-    diffusion = (each * (masked & ~reading) / t).sum() / (~reading).expand_as(masked).sum().clamp_min(1)
-    asked, answer = masked & reading, roles == ANSWER
-    return diffusion, _mean(each, asked & answer) + 0.1 * _mean(each, asked & ~answer)
+    if shift:  # row p predicts position p + 1; no row predicts the first position
+        logits, masked, tokens, roles = logits[:, :-1], masked[:, 1:], tokens[:, 1:], roles[:, 1:]
+    losses = _token_losses(logits, tokens)
+    diffusion = (losses * (masked & ~reads) / t).sum() / (~reads).expand_as(masked).sum().clamp_min(1)
+    masked, is_answer = masked & reads, roles == ANSWER
+    return diffusion, masked_mean(losses, masked & is_answer) + TAIL_WEIGHT * masked_mean(losses, masked & ~is_answer)
 
 
-def _each(logits: Float[Tensor, "row position token"], wanted: Int[Tensor, "row position"]) -> Tensor:
-    return F.cross_entropy(logits.flatten(0, 1).float(), wanted.flatten(), reduction="none").view_as(wanted)
+def _token_losses(logits: Float[Tensor, "row position token"], targets: Int[Tensor, "row position"]) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none").view_as(targets)
 
 
-def _whole_answers(roles: Int[Tensor, "row position"], draw: torch.Generator) -> Bool[Tensor, "row position"]:
-    """Answers with their tails, most of them masked from end to end, the others token by token."""
+def _sample_answer_masks(roles: Int[Tensor, "row position"], rng: torch.Generator) -> Bool[Tensor, "row position"]:
+    """Mask answers with their tails: most of them completely, the others token by token."""
     inside = roles >= ANSWER
     begins = inside & ~F.pad(inside, (1, 0))[:, :-1]
     number = begins.long().cumsum(-1)
     rows, length = roles.shape
-    chosen = torch.rand(rows, length + 1, device=roles.device, generator=draw).gather(1, number) < WHOLE_ANSWER
-    tokenwise = torch.rand(rows, length, device=roles.device, generator=draw) < 0.5
-    return inside & (chosen | tokenwise)
-
-
-def _mean(each: Float[Tensor, "*n"], chosen: Bool[Tensor, "*n"]) -> Tensor:
-    return (each * chosen).sum() / chosen.sum().clamp_min(1)
+    full = torch.rand(rows, length + 1, device=roles.device, generator=rng).gather(1, number) < FULL_MASK_RATE
+    tokenwise = torch.rand(rows, length, device=roles.device, generator=rng) < 0.5
+    return inside & (full | tokenwise)
 
 
 def train_steps(
@@ -155,38 +154,43 @@ def train_steps(
     kind: str,
     batches: Iterator[Rows],
     progress: Progress,
-    over: Callable[[], bool],
+    is_over: Callable[[], bool],
     compiled: bool = False,
 ) -> Iterator[Progress]:
-    """Train on batch after batch until the time is over; yields every hundred steps and at the last. A step draws by
-    its number."""
+    """Train batch after batch until `is_over()` or the last step; yield at every entry of the loss curve.
+
+    The random numbers of a step depend on its number alone, so that segments do not change the result.
+    """
     device = next(module.parameters()).device
-    forward = _forward(module, kind, compiled)
+    forward = _make_forward(module, kind, compiled)
     module.train()
     for rows in batches:
-        if progress.step >= recipe.steps or over():
+        if progress.step >= recipe.steps or is_over():
             break
-        draw = torch.Generator(device).manual_seed(recipe.seed * 1_000_003 + progress.step)
+        rng = torch.Generator(device).manual_seed(recipe.seed * 1_000_003 + progress.step)
         tokens = torch.from_numpy(rows.tokens.astype("int64")).to(device, non_blocking=True)
         roles = torch.from_numpy(rows.roles.astype("int64")).to(device, non_blocking=True)
         for group in optimizer.param_groups:
-            group["lr"] = rate(recipe, progress.step)
+            group["lr"] = learning_rate(recipe, progress.step)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             if kind == "arm":
-                text, answers = next_token_loss(forward, tokens, roles, draw)
+                text, answers = next_token_loss(forward, tokens, roles)
             else:
-                text, answers = masked_loss(forward, tokens, roles, draw, recipe.mask_id, kind == "mdm-adapted")
+                text, answers = masked_loss(forward, tokens, roles, rng, recipe.mask_id, kind == "mdm-adapted")
         (text + answers).backward()
         nn.utils.clip_grad_norm_(module.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        if progress.stepped(text, answers, EVERY, recipe.steps):
+        if progress.record_step(text, answers, LOG_EVERY, recipe.steps):
             yield progress
 
 
-def _forward(module: Any, kind: str, compiled: bool) -> Callable[[Tensor], Tensor]:
-    """Layer by layer: a network compiled as a whole makes the mask that full attention does not need, and adds the
-    gradients of a batch of masks to one embedding in turn."""
+def _make_forward(module: Any, kind: str, compiled: bool) -> Callable[[Tensor], Tensor]:
+    """Return tokens → logits, compiled layer by layer if asked.
+
+    A network compiled as a whole builds a mask that full attention does not need, and adds the gradients of a batch of
+    masks to one embedding row one after the other.
+    """
     if compiled:
         for layer in module.model.layers:
             layer.compile()

@@ -1,11 +1,12 @@
-"""Worlds: invented people and facts about them, told in passages, asked about in questions. Everything follows a seed.
+"""Worlds: invented people with facts, stated in passages and asked about in questions. Everything follows from a seed.
 
-    world = World.fresh(seed=7, people=40)
-    world.people[0].facts["birthplace"]                  # "Velmora"
-    sample = reading(world, Random(0), passages=5)       # a question, its answer, the passages, where the evidence is
+    world = World.generate(seed=7, people=40)
+    world.people[0].facts["birthplace"]                        # "Velmora"
+    sample = make_reading(world, Random(0), "q-0", passages=5)  # question, answer, passages and their evidence
 
-A *fixed* world is the same in every text, so a model can know it by heart. In a *fresh* world every person and fact is
-new, so an answer can only be read. Names are made of the same parts everywhere: what a name is made of tells nothing.
+The *fixed* world is the same throughout training, so a model can memorise it. In a *fresh* world every person and fact
+is new, so an answer can only be read in the passages. All names are built from the same parts, so a name reveals
+nothing about its world.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from random import Random
 from floatscope.tasks.sample import Passage, Sample
 
 HELD_OUT = 8
-"""One name in this many is never trained on; held-out files are made of those alone."""
+"""One name in eight never occurs in training; the held-out files use only those names."""
 
 ONSETS = "b br c d dr f fl g gr h j k l m n p pr qu r s st t th tr v w z".split()
 VOWELS = "a e i o u ai ea ia io".split()
@@ -43,11 +44,11 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True)
 class Relation:
-    """A fact a person may have: how it is told, and how it is asked. `{who}` and `{what}` are filled in."""
+    """A fact a person may have, with patterns that state it and ask for it; `{who}` and `{what}` are filled in."""
 
     name: str
-    tells: tuple[str, ...]
-    asks: tuple[str, ...]
+    statements: tuple[str, ...]
+    questions: tuple[str, ...]
 
 
 RELATIONS = {
@@ -92,17 +93,17 @@ RELATIONS = {
 }
 
 
-def _names(kind: str, count: int, syllables: int) -> tuple[str, ...]:
-    """The first `count` names of a kind; the same on every machine."""
-    rng, found = Random(f"floatscope {kind}"), dict[str, None]()
-    while len(found) < count:
+def _make_names(kind: str, count: int, syllables: int) -> tuple[str, ...]:
+    """Return the first `count` names of a kind, the same on every machine."""
+    rng, names = Random(f"floatscope {kind}"), dict[str, None]()
+    while len(names) < count:
         parts = [rng.choice(ONSETS) + rng.choice(VOWELS) for _ in range(syllables)]
-        found["".join([*parts, rng.choice(ENDS[kind])]).capitalize()] = None
-    return tuple(found)
+        names["".join([*parts, rng.choice(ENDS[kind])]).capitalize()] = None
+    return tuple(names)
 
 
-GIVEN, FAMILY = _names("given", 240, 1), _names("family", 360, 1)
-CITIES = _names("city", 160, 1)
+GIVEN_NAMES, FAMILY_NAMES = _make_names("given", 240, 1), _make_names("family", 360, 1)
+CITIES = _make_names("city", 160, 1)
 VALUES: dict[str, Sequence[str]] = {
     "birthplace": CITIES,
     "home": CITIES,
@@ -111,56 +112,62 @@ VALUES: dict[str, Sequence[str]] = {
     "animal": ANIMALS,
     "colour": COLOURS,
 }
-HOPS = ("birthplace", "home", "profession")  # what may be asked of a teacher
+SECOND_HOPS = ("birthplace", "home", "profession")  # what a two-hop question may ask about a teacher
 
 
 @dataclass(frozen=True)
 class Person:
+    """An invented person: a name, and a value for each relation."""
+
     name: str
     facts: dict[str, str]
 
 
 @dataclass(frozen=True)
 class World:
+    """People who may be each other's teachers."""
+
     people: tuple[Person, ...]
 
     @staticmethod
-    def fresh(seed: object, people: int, held_out: bool = False) -> World:
-        """So many people with all their facts. `held_out` takes the names that training never sees, else the others."""
+    def generate(seed: object, people: int, held_out: bool = False) -> World:
+        """Make a world of `people` persons with all facts, from held-out names only or from the other names only."""
         rng = Random(f"world {seed}")
         names: dict[str, None] = {}
         while len(names) < people:
-            given, family = rng.choice(GIVEN), rng.choice(FAMILY)
-            for name in (f"{given} {family}", *_relatives(rng, given, family)):
+            given, family = rng.choice(GIVEN_NAMES), rng.choice(FAMILY_NAMES)
+            for name in (f"{given} {family}", *_similar_names(rng, given, family)):
                 if is_held_out(name) == held_out and len(names) < people:
                     names[name] = None
         everyone = list(names)
-        made = []
+        persons = []
         for name in everyone:
             facts = {relation: rng.choice(values) for relation, values in VALUES.items()}
             others = [other for other in rng.sample(everyone, min(2, len(everyone))) if other != name]
-            made.append(Person(name, facts | {"teacher": others[0]} if others else facts))
-        return World(tuple(made))
+            persons.append(Person(name, facts | {"teacher": others[0]} if others else facts))
+        return World(tuple(persons))
 
     def person(self, name: str) -> Person:
+        """Return the person of this name."""
         return next(person for person in self.people if person.name == name)
 
 
 def is_held_out(name: str) -> bool:
+    """Whether a name is reserved for the held-out files, by a hash of the name."""
     return hashlib.sha256(name.encode()).digest()[0] % HELD_OUT == 0
 
 
-def _relatives(rng: Random, given: str, family: str) -> list[str]:
-    """Now and then people who share a name, so that half a name does not find a person."""
-    shared = [f"{rng.choice(GIVEN)} {family}", f"{given} {rng.choice(FAMILY)}"]
-    return [name for name in shared if rng.random() < 0.4]
+def _similar_names(rng: Random, given: str, family: str) -> list[str]:
+    """Return at times names that share a part, so that half a name does not identify a person."""
+    similar = [f"{rng.choice(GIVEN_NAMES)} {family}", f"{given} {rng.choice(FAMILY_NAMES)}"]
+    return [name for name in similar if rng.random() < 0.4]
 
 
-def tell(person: Person, relations: Sequence[str], rng: Random) -> tuple[str, dict[str, tuple[int, int]]]:
-    """A passage about a person, and where the value of each relation stands in it."""
+def write_passage(person: Person, relations: Sequence[str], rng: Random) -> tuple[str, dict[str, tuple[int, int]]]:
+    """Return a text that states the facts, and the character span of each relation's value in it."""
     text, spans = "", {}
     for relation in relations:
-        pattern = rng.choice(RELATIONS[relation].tells)
+        pattern = rng.choice(RELATIONS[relation].statements)
         before, after = pattern.replace("{who}", person.name).split("{what}")
         value = person.facts[relation]
         text += (" " if text else "") + before
@@ -169,26 +176,29 @@ def tell(person: Person, relations: Sequence[str], rng: Random) -> tuple[str, di
     return text, spans
 
 
-def passage(person: Person, relations: Sequence[str], rng: Random, gold: str | None = None) -> Passage:
-    text, spans = tell(person, relations, rng)
+def make_passage(person: Person, relations: Sequence[str], rng: Random, gold: str | None = None) -> Passage:
+    """Return a passage about a person; `gold` names the relation whose value is the evidence, if there is one."""
+    text, spans = write_passage(person, relations, rng)
     return Passage(person.name, text, gold is not None, (spans[gold],) if gold else (), tuple(relations))
 
 
-def ask(person: Person, relation: str, rng: Random, called: str = "") -> str:
-    return rng.choice(RELATIONS[relation].asks).replace("{who}", called or person.name)
+def write_question(person: Person, relation: str, rng: Random, reference: str = "") -> str:
+    """Return a question about a person, who is called by name or by `reference`."""
+    return rng.choice(RELATIONS[relation].questions).replace("{who}", reference or person.name)
 
 
-def some_relations(rng: Random, include: Sequence[str] = (), at_most: int = 4) -> list[str]:
+def sample_relations(rng: Random, include: Sequence[str] = (), at_most: int = 4) -> list[str]:
+    """Return `include` and at least one random relation, `at_most` in all, shuffled."""
     others = [name for name in RELATIONS if name not in include]
-    chosen = [*include, *rng.sample(others, rng.randint(1, at_most - len(include)))]
-    rng.shuffle(chosen)
-    return chosen
+    relations = [*include, *rng.sample(others, rng.randint(1, at_most - len(include)))]
+    rng.shuffle(relations)
+    return relations
 
 
-def cast(world: World, rng: Random, count: int, include: Sequence[Person] = ()) -> list[Person]:
-    """So many people for one prompt; those who share a name with the included come first."""
-    asked = {part for person in include for part in person.name.split()}
-    near = [p for p in world.people if p not in include and asked & set(p.name.split())]
+def sample_people(world: World, rng: Random, count: int, include: Sequence[Person] = ()) -> list[Person]:
+    """Return `count` people for one prompt: `include` first, then up to half who share a name part with them."""
+    name_parts = {part for person in include for part in person.name.split()}
+    near = [p for p in world.people if p not in include and name_parts & set(p.name.split())]
     far = [p for p in world.people if p not in include and p not in near]
     rng.shuffle(near)
     rng.shuffle(far)
@@ -196,65 +206,69 @@ def cast(world: World, rng: Random, count: int, include: Sequence[Person] = ()) 
     return [*include, *near[:half], *far, *near[half:]][:count]
 
 
-def reading(world: World, rng: Random, id: str, passages: int = 5, gold_at: int | None = None) -> Sample:
-    """One passage holds the answer; the others tell the same relation of other people."""
+def make_reading(world: World, rng: Random, id: str, passages: int = 5, gold_at: int | None = None) -> Sample:
+    """Make a question that one passage answers; the other passages state the same relation of other people."""
     person, relation = rng.choice(world.people), rng.choice(list(RELATIONS))
-    told = [
-        passage(p, some_relations(rng, [relation]), rng, relation if p is person else None)
-        for p in cast(world, rng, passages, [person])
+    gold, *others = [
+        make_passage(p, sample_relations(rng, [relation]), rng, relation if p is person else None)
+        for p in sample_people(world, rng, passages, [person])
     ]
-    gold, rest = told[0], told[1:]
-    rng.shuffle(rest)
-    at = rng.randrange(len(told)) if gold_at is None else gold_at
-    rest.insert(at, gold)
+    rng.shuffle(others)
+    at = rng.randrange(1 + len(others)) if gold_at is None else gold_at
+    others.insert(at, gold)
     meta = {"kind": "reading", "relation": relation, "gold_at": at}
-    return Sample(id, ask(person, relation, rng), (person.facts[relation],), tuple(rest), meta)
+    return Sample(id, write_question(person, relation, rng), (person.facts[relation],), tuple(others), meta)
 
 
-def closed_book(world: World, rng: Random, id: str) -> Sample:
+def make_closed_book(world: World, rng: Random, id: str) -> Sample:
+    """Make a question without passages."""
     person, relation = rng.choice(world.people), rng.choice(list(RELATIONS))
     meta = {"kind": "closed-book", "relation": relation}
-    return Sample(id, ask(person, relation, rng), (person.facts[relation],), (), meta)
+    return Sample(id, write_question(person, relation, rng), (person.facts[relation],), (), meta)
 
 
-def two_hop(world: World, rng: Random, id: str, passages: int = 5) -> Sample:
-    """Who the teacher is stands in one passage, what is asked of the teacher in another."""
-    person, relation = rng.choice(world.people), rng.choice(HOPS)
+def make_two_hop(world: World, rng: Random, id: str, passages: int = 5) -> Sample:
+    """Make a question about someone's teacher: one passage names the teacher, another states the fact."""
+    person, relation = rng.choice(world.people), rng.choice(SECOND_HOPS)
     teacher = world.person(person.facts["teacher"])
-    told = [
-        passage(person, some_relations(rng, ["teacher"]), rng, "teacher"),
-        passage(teacher, some_relations(rng, [relation]), rng, relation),
-        *(passage(p, some_relations(rng, [relation]), rng) for p in cast(world, rng, passages, [person, teacher])[2:]),
+    context = [
+        make_passage(person, sample_relations(rng, ["teacher"]), rng, "teacher"),
+        make_passage(teacher, sample_relations(rng, [relation]), rng, relation),
+        *(
+            make_passage(p, sample_relations(rng, [relation]), rng)
+            for p in sample_people(world, rng, passages, [person, teacher])[2:]
+        ),
     ]
-    rng.shuffle(told)
-    question = ask(teacher, relation, rng, called=f"the teacher of {person.name}")
+    rng.shuffle(context)
+    question = write_question(teacher, relation, rng, f"the teacher of {person.name}")
     meta = {"kind": "two-hop", "relation": relation}
-    return Sample(id, question, (teacher.facts[relation],), tuple(told), meta)
+    return Sample(id, question, (teacher.facts[relation],), tuple(context), meta)
 
 
-def contradicted(fixed: World, rng: Random, id: str, passages: int = 5) -> Sample:
-    """The passage says otherwise than what is known by heart; the passage counts."""
+def make_contradicted(fixed: World, rng: Random, id: str, passages: int = 5) -> Sample:
+    """Make a question whose gold passage contradicts the fixed world; the passage is right."""
     person, relation = rng.choice(fixed.people), rng.choice(list(VALUES))
     other = rng.choice([value for value in VALUES[relation] if value != person.facts[relation]])
     changed = Person(person.name, person.facts | {relation: other})
-    told = [
-        passage(changed if p is person else p, some_relations(rng, [relation]), rng, relation if p is person else None)
-        for p in cast(fixed, rng, passages, [person])
+    context = [
+        make_passage(
+            changed if p is person else p, sample_relations(rng, [relation]), rng, relation if p is person else None
+        )
+        for p in sample_people(fixed, rng, passages, [person])
     ]
-    rng.shuffle(told)
+    rng.shuffle(context)
     meta = {"kind": "contradicted", "relation": relation, "known": person.facts[relation]}
-    return Sample(id, ask(person, relation, rng), (other,), tuple(told), meta)
+    return Sample(id, write_question(person, relation, rng), (other,), tuple(context), meta)
 
 
-def unanswerable(world: World, rng: Random, id: str, passages: int = 5) -> Sample:
-    """The person who is asked about is in no passage; others with the same relation, some with half the name, are."""
+def make_unanswerable(world: World, rng: Random, id: str, passages: int = 5) -> Sample:
+    """Make a question about a person in none of the passages, which state the same relation of other people."""
     person, relation = rng.choice(world.people), rng.choice(list(RELATIONS))
-    others = cast(world, rng, passages + 1, [person])[1:]
-    told = [passage(p, some_relations(rng, [relation]), rng) for p in others]
-    rng.shuffle(told)
-    return Sample(
-        id, ask(person, relation, rng), (UNKNOWN,), tuple(told), {"kind": "unanswerable", "relation": relation}
-    )
+    others = sample_people(world, rng, passages + 1, [person])[1:]
+    context = [make_passage(p, sample_relations(rng, [relation]), rng) for p in others]
+    rng.shuffle(context)
+    meta = {"kind": "unanswerable", "relation": relation}
+    return Sample(id, write_question(person, relation, rng), (UNKNOWN,), tuple(context), meta)
 
 
 RULES = {
@@ -265,13 +279,13 @@ RULES = {
 WORDS = (*ANIMALS, *COLOURS, *INSTRUMENTS, *PROFESSIONS)
 
 
-def few_shot(rng: Random, id: str, shots: int = 4, rule: str = "") -> Sample:
-    """Examples of a rule, then a case: which of three words is meant must be seen from the examples."""
+def make_few_shot(rng: Random, id: str, shots: int = 4, rule: str = "") -> Sample:
+    """Make a few-shot question: `shots` examples of a rule, then a case. Which of three words is meant?"""
     rule = rule or rng.choice(list(RULES))
     lines = []
     for _ in range(shots + 1):
         words = rng.sample(WORDS, 3)
         lines.append((" ".join(words), RULES[rule](words)))
-    shown = " ".join(f"{given} gives {result}." for given, result in lines[:-1])
-    question = f"{shown} What does {lines[-1][0]} give?"
+    examples = " ".join(f"{words} gives {answer}." for words, answer in lines[:-1])
+    question = f"{examples} What does {lines[-1][0]} give?"
     return Sample(id, question.strip(), (lines[-1][1],), (), {"kind": "few-shot", "rule": rule, "shots": shots})

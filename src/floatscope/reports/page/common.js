@@ -1,10 +1,10 @@
-// What charts.js and explorer.js share: the page's data, numbers as text, the one tooltip, light and dark.
+// Shared by charts.js and explorer.js: the page's data, number formatting, the tooltip, the light and dark themes.
 "use strict";
 
 const floatscope = (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
 
-  // Three figures: 0.123, 12.3, 1,234; very large and very small ones by powers of ten.
+  // Three significant digits: 0.123, 12.3, 1,234; very large and very small numbers with powers of ten.
   function format(value) {
     if (value === null || value === undefined || Number.isNaN(value)) return "not measured";
     const size = Math.abs(value);
@@ -15,37 +15,37 @@ const floatscope = (() => {
   }
 
   function element(name, attributes, parent, text) {
-    const made = document.createElement(name);
-    for (const [key, value] of Object.entries(attributes || {})) made.setAttribute(key, value);
-    if (text !== undefined) made.textContent = text;
-    if (parent) parent.append(made);
-    return made;
+    const node = document.createElement(name);
+    for (const [key, value] of Object.entries(attributes || {})) node.setAttribute(key, value);
+    if (text !== undefined) node.textContent = text;
+    if (parent) parent.append(node);
+    return node;
   }
 
-  // The class that carries a model's colour as --c.
+  // The class that sets a model's colour as --c.
   function modelClass(label) {
-    const at = data.models.indexOf(label);
-    return at < 0 ? "m-none" : `m${at % data.model_colours}`;
+    const index = data.models.indexOf(label);
+    return index < 0 ? "m-none" : `m${index % data.model_colours}`;
   }
 
-  // One tooltip for the whole page, also read out. `where` gives the point it belongs to, so that it follows when the
-  // page scrolls; rows are {label, value, mark: class of a swatch}.
+  // One tooltip for the whole page, which screen readers announce. `getPoint` returns the point that the tooltip
+  // belongs to, so that it moves when the page scrolls; rows are {label, value, mark: class of a swatch}.
   const box = document.getElementById("tip");
-  let follows = null;
-  function place() {
-    if (!follows) return;
-    const [x, y] = follows();
+  let getTipPoint = null;
+  function placeTip() {
+    if (!getTipPoint) return;
+    const [x, y] = getTipPoint();
     box.hidden = y < -30 || y > window.innerHeight + 30;
     if (box.hidden) return;
     const { width, height } = box.getBoundingClientRect();
-    const room = document.documentElement.clientWidth;
-    const left = x + 14 + width > room - 8 ? x - width - 14 : x + 14;
+    const pageWidth = document.documentElement.clientWidth;
+    const left = x + 14 + width > pageWidth - 8 ? x - width - 14 : x + 14;
     const top = y - height - 12 < 8 ? y + 18 : y - height - 12;
-    box.style.left = `${Math.max(8, Math.min(left, room - width - 8))}px`;
+    box.style.left = `${Math.max(8, Math.min(left, pageWidth - width - 8))}px`;
     box.style.top = `${Math.max(8, Math.min(top, window.innerHeight - height - 8))}px`;
   }
   const tip = {
-    show(where, title, rows) {
+    show(getPoint, title, rows) {
       box.replaceChildren();
       element("strong", {}, box, title);
       const list = element("dl", {}, box);
@@ -55,49 +55,49 @@ const floatscope = (() => {
         term.append(row.label);
         element("dd", {}, list, row.value);
       }
-      follows = where;
-      place();
+      getTipPoint = getPoint;
+      placeTip();
     },
     hide() {
-      follows = null;
+      getTipPoint = null;
       box.hidden = true;
     },
   };
-  window.addEventListener("scroll", place, { passive: true, capture: true });
+  window.addEventListener("scroll", placeTip, { passive: true, capture: true });
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape") tip.hide();
   });
 
-  // Colours are CSS, which follows by itself; only a canvas has to be told.
+  // CSS colours follow the theme by themselves; a canvas must be redrawn when it changes.
   const print = window.matchMedia("print");
-  const night = window.matchMedia("(prefers-color-scheme: dark)");
-  const followers = [];
+  const prefersDark = window.matchMedia("(prefers-color-scheme: dark)");
+  const listeners = [];
   const theme = {
-    get print() {
+    get isPrint() {
       return print.matches;
     },
-    get dark() {
-      const chosen = document.documentElement.dataset.theme;
-      return !print.matches && (chosen ? chosen === "dark" : night.matches);
+    get isDark() {
+      const selected = document.documentElement.dataset.theme;
+      return !print.matches && (selected ? selected === "dark" : prefersDark.matches);
     },
-    follow(redraw) {
-      followers.push(redraw);
+    onChange(redraw) {
+      listeners.push(redraw);
     },
   };
-  const told = () => followers.forEach((redraw) => redraw());
-  night.addEventListener("change", told);
+  const notify = () => listeners.forEach((redraw) => redraw());
+  prefersDark.addEventListener("change", notify);
   print.addEventListener("change", () => {
     if (print.matches) document.querySelectorAll("details").forEach((details) => (details.open = true));
-    told();
+    notify();
   });
   document.getElementById("theme").addEventListener("click", () => {
-    document.documentElement.dataset.theme = theme.dark ? "light" : "dark";
-    told();
+    document.documentElement.dataset.theme = theme.isDark ? "light" : "dark";
+    notify();
   });
 
-  // The entry of the contents whose section is being read.
+  // Mark the entry of the contents whose section is on screen.
   const links = new Map([...document.querySelectorAll("#contents a")].map((a) => [a.hash.slice(1), a]));
-  const seen = new IntersectionObserver(
+  const observer = new IntersectionObserver(
     (entries) => {
       for (const entry of entries) {
         if (!entry.isIntersecting) continue;
@@ -107,7 +107,7 @@ const floatscope = (() => {
     },
     { rootMargin: "-20% 0px -70% 0px" },
   );
-  for (const id of links.keys()) seen.observe(document.getElementById(id));
+  for (const id of links.keys()) observer.observe(document.getElementById(id));
 
   return { data, format, element, modelClass, tip, theme };
 })();

@@ -1,8 +1,9 @@
-// The canvas explorer: one sample's canvas as text, step by step, shaded by where a layer looks, and its temporal map.
+// The canvas explorer: the canvas of one sample as text, step by step, shaded by the attention of a layer, and its
+// temporal map.
 //
-// A sample is unpacked when it is chosen. A change of step or layer only asks for a frame; the frame compares what each
-// token should look like with what it looks like and touches those that differ. Nothing moves: a masked position has,
-// from the first step on, the width of the token that will be written there.
+// A sample is unpacked when it is selected. A change of step or layer only requests a frame; the frame updates the
+// tokens whose appearance changes. The text never reflows: from the first step on, a masked position has the width of
+// the token that will be committed there.
 (() => {
   const root = document.getElementById("explorer");
   if (!root) return;
@@ -11,14 +12,14 @@
   const STATES = ["absent", "prompt", "masked", "committed"];
   const LEVELS = data.levels;
   const parts = Object.fromEntries(
-    [...root.querySelectorAll("[data-part]")].map((found) => [found.dataset.part, found]),
+    [...root.querySelectorAll("[data-part]")].map((node) => [node.dataset.part, node]),
   );
 
   // Reading ----------------------------------------------------------------------------------------------------------
 
   const TYPES = { uint8: Uint8Array, uint16: Uint16Array, uint32: Uint32Array };
 
-  // Base64 of deflated differences from step to step → the codes, flat.
+  // From base64 of deflated differences between steps to a flat array of codes.
   async function unpack(packed) {
     const bytes = Uint8Array.from(atob(packed.data), (c) => c.charCodeAt(0));
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
@@ -28,263 +29,265 @@
     return codes;
   }
 
-  // What each code of a layer stands for: low · (high / low) ** ((c − 1) / most); 0 was not measured.
-  async function decode(told) {
-    const codes = await unpack(told.codes);
-    const values = told.low.map((low, layer) =>
-      Float64Array.from({ length: told.most + 2 }, (_, c) =>
-        c ? low * (told.high[layer] / low) ** ((c - 1) / told.most) : NaN,
+  // The codes, and the value of each code of a layer: low · (high / low) ** ((c − 1) / max_level). Code 0 means not
+  // measured.
+  async function decode(encoded) {
+    const { low, high, max_level: maxLevel } = encoded;
+    const codes = await unpack(encoded.codes);
+    const values = low.map((lowest, layer) =>
+      Float64Array.from({ length: maxLevel + 2 }, (_, c) =>
+        c ? lowest * (high[layer] / lowest) ** ((c - 1) / maxLevel) : NaN,
       ),
     );
-    return { codes, values, high: told.high };
+    return { codes, values, high };
   }
 
-  async function read(index) {
-    const told = JSON.parse(document.getElementById(`sample-${index}`).textContent);
-    const { steps, keys } = told;
-    const [lift, uniform, anchors] = await Promise.all([decode(told.lift), decode(told.uniform), unpack(told.anchors)]);
-    const heads = told.heads && {
-      count: told.heads.count,
-      keys: await unpack(told.heads.keys),
-      lift: await decode(told.heads.lift),
+  async function readSample(index) {
+    const payload = JSON.parse(document.getElementById(`sample-${index}`).textContent);
+    const { steps, keys } = payload;
+    const [lift, uniform, topKeys] = await Promise.all([
+      decode(payload.lift),
+      decode(payload.uniform),
+      unpack(payload.top_keys),
+    ]);
+    const heads = payload.heads && {
+      count: payload.heads.count,
+      keys: await unpack(payload.heads.keys),
+      lift: await decode(payload.heads.lift),
     };
     const tokens = new Int32Array(steps * keys);
     const states = new Uint8Array(steps * keys);
-    tokens.set(told.tokens);
-    states.set(told.states);
+    tokens.set(payload.tokens);
+    states.set(payload.states);
     let next = 0;
     for (let t = 1; t < steps; t++) {
       tokens.copyWithin(t * keys, (t - 1) * keys, t * keys);
       states.copyWithin(t * keys, (t - 1) * keys, t * keys);
-      for (; next < told.changes.length && told.changes[next][0] === t; next++) {
-        const [, position, token, state] = told.changes[next];
+      for (; next < payload.changes.length && payload.changes[next][0] === t; next++) {
+        const [, position, token, state] = payload.changes[next];
         tokens[t * keys + position] = token;
         states[t * keys + position] = state;
       }
     }
-    const fresh = Array.from({ length: steps }, () => new Map());
-    const final = tokens.slice((steps - 1) * keys);
-    const written = new Map();
-    for (const [step, position, token, confidence] of told.commits) {
-      fresh[step].set(position, { token, confidence });
-      written.set(position, { step, token, confidence });
-      final[position] = token;
+    const commitsAt = Array.from({ length: steps }, () => new Map()); // step → position → commit
+    const finalTokens = tokens.slice((steps - 1) * keys);
+    const commitOf = new Map(); // position → commit
+    for (const [step, position, token, confidence] of payload.commits) {
+      commitsAt[step].set(position, { token, confidence });
+      commitOf.set(position, { step, token, confidence });
+      finalTokens[position] = token;
     }
-    const inside = Array.from({ length: keys }, () => []);
-    told.regions.forEach((region, r) =>
+    const regionsAt = Array.from({ length: keys }, () => []); // position → indices of its regions
+    payload.regions.forEach((region, r) =>
       region.spans.forEach(([start, stop]) => {
-        for (let p = start; p < stop; p++) inside[p].push(r);
+        for (let p = start; p < stop; p++) regionsAt[p].push(r);
       }),
     );
-    const shown = told.lift.codes.shape[2]; // keys that have a lift; a growing canvas ends with one more
-    const ranks = told.heads ? told.heads.keys.shape[3] : 0;
-    const special = new Set(told.special);
-    const unranked = lift.codes.includes(0);
+    const liftKeys = payload.lift.codes.shape[2]; // keys with a lift; a growing canvas has one more key at its end
+    const ranks = payload.heads ? payload.heads.keys.shape[3] : 0;
+    const specialIds = new Set(payload.special_ids);
+    const hasUnranked = lift.codes.includes(0);
     return {
-      ...told,
+      ...payload,
       lift,
       uniform,
-      anchors,
+      topKeys,
       heads,
       ranks,
       tokens,
       states,
-      fresh,
-      written,
-      final,
-      inside,
-      shown,
-      special,
-      unranked,
+      commitsAt,
+      commitOf,
+      finalTokens,
+      regionsAt,
+      liftKeys,
+      specialIds,
+      hasUnranked,
     };
   }
 
-  // What is chosen ---------------------------------------------------------------------------------------------------
+  // Selection --------------------------------------------------------------------------------------------------------
 
   let sample = null;
-  const at = { step: 0, layer: 0, head: -1, percent: false, fit: true, token: -1 };
-  let playing = 0;
+  const selection = { step: 0, layer: 0, head: -1, percent: false, fit: true, token: -1 };
+  let timer = 0;
 
   const valueAt = ({ codes, values }, step, layer, key) =>
-    key < sample.shown ? values[layer][codes[(step * values.length + layer) * sample.shown + key]] : NaN;
+    key < sample.liftKeys ? values[layer][codes[(step * values.length + layer) * sample.liftKeys + key]] : NaN;
   const liftAt = (step, layer, key) => valueAt(sample.lift, step, layer, key);
-  const uniformAt = (step, layer, key) => valueAt(sample.uniform, step, sample.masks[layer], key);
-  // The top keys of a head with their lifts, best first.
-  function headAt(step, layer, head) {
+  const uniformAt = (step, layer, key) => valueAt(sample.uniform, step, sample.layer_visibility[layer], key);
+  // The top keys of a head with their lifts, largest first.
+  function headTopKeys(step, layer, head) {
     const { count, keys, lift } = sample.heads;
     const from = ((step * sample.layers.length + layer) * count + head) * sample.ranks;
-    const found = [];
+    const result = [];
     for (let i = from; i < from + sample.ranks; i++)
-      if (keys[i]) found.push([keys[i] - 1, lift.values[layer][lift.codes[i]]]);
-    return found;
+      if (keys[i]) result.push([keys[i] - 1, lift.values[layer][lift.codes[i]]]);
+    return result;
   }
-  function anchorAt(step) {
-    if (at.head >= 0) return (headAt(step, at.layer, at.head)[0] || [-1])[0];
-    return sample.anchors[step * sample.layers.length + at.layer] - 1;
+  function topKeyAt(step) {
+    if (selection.head >= 0) return (headTopKeys(step, selection.layer, selection.head)[0] || [-1])[0];
+    return sample.topKeys[step * sample.layers.length + selection.layer] - 1;
   }
 
-  // What a cached model's heads hold are the rows new in a step, for which the page has no percentages.
-  const inPercent = () => at.percent && !(at.head >= 0 && sample.rows === "cache");
+  // With a cache, the data of single heads is about the new rows of a step; the page has no percentages for them.
+  const inPercent = () => selection.percent && !(selection.head >= 0 && sample.rows === "cache");
 
-  // The number a key is coloured by at a step, of the chosen layer and head; NaN where there is none.
-  function row(step) {
+  // The values that colour the keys at a step, for the selected layer and head; NaN where nothing was measured.
+  function valuesAt(step) {
     const values = new Float64Array(sample.keys).fill(NaN);
-    if (at.head >= 0) for (const [key, lift] of headAt(step, at.layer, at.head)) values[key] = lift;
-    else for (let k = 0; k < sample.shown; k++) values[k] = liftAt(step, at.layer, k);
-    if (inPercent()) for (let k = 0; k < sample.shown; k++) values[k] *= uniformAt(step, at.layer, k);
+    const { layer, head } = selection;
+    if (head >= 0) for (const [key, lift] of headTopKeys(step, layer, head)) values[key] = lift;
+    else for (let k = 0; k < sample.liftKeys; k++) values[k] = liftAt(step, layer, k);
+    if (inPercent()) for (let k = 0; k < sample.liftKeys; k++) values[k] *= uniformAt(step, layer, k);
     return values;
   }
 
-  // Colour ends: from what uniform attention would give to the largest of all runs, or of this layer.
-  function ends() {
-    const told = at.head >= 0 ? sample.heads.lift : sample.lift;
-    let high = at.fit ? told.high[at.layer] : at.head >= 0 ? Math.max(...told.high) : data.highest_lift;
+  // The ends of the colour scale: from uniform attention to the largest value of all runs, or of this layer.
+  function colourBounds() {
+    const highest = (selection.head >= 0 ? sample.heads.lift : sample.lift).high;
+    let high = data.max_lift;
+    if (selection.fit) high = highest[selection.layer];
+    else if (selection.head >= 0) high = Math.max(...highest);
     if (!inPercent()) return [1, Math.max(high, 1.5)];
     const low = 100 / sample.keys;
-    sample.most ||= largestPercents();
-    if (at.head < 0 && at.fit) high = sample.most[at.layer];
-    else if (at.head < 0) high = Math.max(...sample.most);
+    sample.maxPercents ||= maxPercents();
+    if (selection.head < 0 && selection.fit) high = sample.maxPercents[selection.layer];
+    else if (selection.head < 0) high = Math.max(...sample.maxPercents);
     else high *= Math.max(...sample.uniform.high);
     return [low, Math.max(high, 1.5 * low)];
   }
-  function largestPercents() {
+  function maxPercents() {
     return sample.layers.map((_, layer) => {
-      let most = 0;
+      let largest = 0;
       for (let t = 0; t < sample.steps; t++)
-        for (let k = 0; k < sample.shown; k++) {
+        for (let k = 0; k < sample.liftKeys; k++) {
           const received = liftAt(t, layer, k) * uniformAt(t, layer, k);
-          if (received > most) most = received;
+          if (received > largest) largest = received;
         }
-      return most;
+      return largest;
     });
   }
-  function leveller() {
-    const [low, high] = ends();
-    const wide = (LEVELS - 1) / Math.log(high / low);
-    return (v) => (v > low ? Math.min(LEVELS - 1, Math.round(Math.log(v / low) * wide)) : 0);
+  // A function from a value to its colour level.
+  function colourLevels() {
+    const [low, high] = colourBounds();
+    const factor = (LEVELS - 1) / Math.log(high / low);
+    return (v) => (v > low ? Math.min(LEVELS - 1, Math.round(Math.log(v / low) * factor)) : 0);
   }
 
   // The canvas as text -----------------------------------------------------------------------------------------------
 
-  let tokens = []; // one span per position
-  let breaks = []; // behind each: the line breaks its token ends with, so that no box reaches into the next line
-  let looks = null; // what each of them looks like: level, state, fresh, anchor, in one number
-  let texts = null; // the token id each of them shows
-  let tops = null; // where each of them begins, from the top of the text
-  let seen = 0; // the height of the text that is in sight
-  const NEAR = 150;
+  let spans = []; // one span per position
+  let breaks = []; // after each span, the line breaks at the end of its token; no box reaches into the next line
+  let styles = null; // the appearance of each span in one number: level, state, new, top, special
+  let shownTokens = null; // the token id that each span shows
+  let offsets = null; // the distance of each span from the top of the text
+  let visibleHeight = 0; // of the text
+  const MARGIN = 150; // pixels above and below the visible text that are kept up to date
   const classes = new Map();
 
-  function classOf(look) {
-    if (!classes.has(look)) {
-      const [level, state, fresh, anchor, special] = [
-        look & 255,
-        (look >> 8) & 3,
-        (look >> 10) & 1,
-        (look >> 11) & 1,
-        (look >> 12) & 1,
-      ];
-      classes.set(
-        look,
-        `t l${level} ${STATES[state]}${fresh ? " fresh" : ""}${anchor ? " anchor" : ""}${special ? " special" : ""}`,
-      );
+  function spanClass(style) {
+    if (!classes.has(style)) {
+      const level = style & 255;
+      const state = STATES[(style >> 8) & 3];
+      const flags = ["new", "top", "special"].filter((_, i) => (style >> (10 + i)) & 1);
+      classes.set(style, ["t", `l${level}`, state, ...flags].join(" "));
     }
-    return classes.get(look);
+    return classes.get(style);
   }
   const piece = (token) => (token < 0 ? "" : sample.pieces[token]);
-  const written = (token) =>
+  const tokenText = (token) =>
     piece(token)
-      .replace(/\n+$/, (ends) => "⏎".repeat(ends.length))
+      .replace(/\n+$/, (breaks) => "⏎".repeat(breaks.length))
       .replace(/\n/g, "⏎\n") || "·";
-  // Special tokens stand in rows of their own kind without a space; a line may end behind each.
-  const lineBreaks = (token) => piece(token).match(/\n*$/)[0] || (sample.special.has(token) ? "\u200b" : "");
-  const quoted = (token) => `“${piece(token).replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/ /g, "␣")}”`;
+  // Special tokens follow each other without spaces; a line may break after each.
+  const lineBreaks = (token) => piece(token).match(/\n*$/)[0] || (sample.specialIds.has(token) ? "\u200b" : "");
+  const quote = (token) => `“${piece(token).replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/ /g, "␣")}”`;
 
-  // What stands at a position at a step: the token just written there, the one it had, or none that is known yet.
-  function named(step, p) {
-    const now = sample.fresh[step].get(p);
+  // The token at a position at a step: the one just committed, the earlier one, or none yet.
+  function nameToken(step, p) {
+    const commit = sample.commitsAt[step].get(p);
     const state = sample.states[step * sample.keys + p];
-    if (now) return quoted(now.token);
-    return state === MASKED
-      ? "a mask"
-      : state === ABSENT
-        ? "nothing yet"
-        : quoted(sample.tokens[step * sample.keys + p]);
+    if (commit) return quote(commit.token);
+    if (state === MASKED) return "a mask";
+    return state === ABSENT ? "nothing yet" : quote(sample.tokens[step * sample.keys + p]);
   }
 
-  function build() {
+  function buildText() {
     const fragment = document.createDocumentFragment();
-    let run = null,
-      of = "";
+    let group = null,
+      groupRegions = "";
     breaks = [];
-    tokens = Array.from({ length: sample.keys }, (_, p) => {
-      if (!run || String(sample.inside[p]) !== of) {
-        of = String(sample.inside[p]);
-        run = element("span", { class: "region" }, fragment);
-        const under = sample.inside[p].slice(-3).reverse(); // the innermost first
-        run.style.boxShadow =
-          under.map((r, i) => `0 ${2 + 2.5 * i}px 0 var(--g${r % data.region_colours})`).join(", ") || "none";
+    spans = Array.from({ length: sample.keys }, (_, p) => {
+      if (!group || String(sample.regionsAt[p]) !== groupRegions) {
+        groupRegions = String(sample.regionsAt[p]);
+        group = element("span", { class: "region" }, fragment);
+        const lines = sample.regionsAt[p].slice(-3).reverse(); // the innermost region first
+        group.style.boxShadow =
+          lines.map((r, i) => `0 ${2 + 2.5 * i}px 0 var(--g${r % data.region_colours})`).join(", ") || "none";
       }
-      const span = element("span", { tabindex: "-1" }, run);
+      const span = element("span", { tabindex: "-1" }, group);
       span.dataset.p = p;
-      run.append((breaks[p] = document.createTextNode("")));
+      group.append((breaks[p] = document.createTextNode("")));
       return span;
     });
-    tops = null;
-    looks = new Int32Array(sample.keys).fill(-1);
-    texts = new Int32Array(sample.keys).fill(-2);
+    offsets = null;
+    styles = new Int32Array(sample.keys).fill(-1);
+    shownTokens = new Int32Array(sample.keys).fill(-2);
     parts.text.replaceChildren(fragment);
     parts.text.tabIndex = 0;
   }
 
-  // The tokens that can be seen, and some more: only they are kept up to date. On paper that is all of them.
-  function inSight() {
-    if (!tops || theme.print) return [0, sample.keys];
-    const from = parts.text.scrollTop - NEAR;
-    const to = parts.text.scrollTop + seen + NEAR;
-    const after = (y) => {
-      let [low, high] = [0, tops.length];
+  // The range of visible tokens with a margin: only these are updated. In print, all tokens are.
+  function visibleRange() {
+    if (!offsets || theme.isPrint) return [0, sample.keys];
+    const from = parts.text.scrollTop - MARGIN;
+    const to = parts.text.scrollTop + visibleHeight + MARGIN;
+    const firstAfter = (y) => {
+      let [low, high] = [0, offsets.length];
       while (low < high) {
         const middle = (low + high) >> 1;
-        if (tops[middle] < y) low = middle + 1;
+        if (offsets[middle] < y) low = middle + 1;
         else high = middle;
       }
       return low;
     };
-    return [after(from), after(to)];
+    return [firstAfter(from), firstAfter(to)];
   }
-  function measure() {
-    const held = parts.text.getBoundingClientRect();
-    const start = held.top - parts.text.scrollTop;
-    seen = held.height;
-    tops = Float32Array.from(tokens, (token) => token.getBoundingClientRect().top - start);
+  function measureText() {
+    const box = parts.text.getBoundingClientRect();
+    const start = box.top - parts.text.scrollTop;
+    visibleHeight = box.height;
+    offsets = Float32Array.from(spans, (span) => span.getBoundingClientRect().top - start);
   }
 
   function paintText() {
-    const { keys, states, tokens: ids } = sample;
-    const values = row(at.step);
-    const level = leveller();
-    const anchor = anchorAt(at.step);
-    const fresh = sample.fresh[at.step];
-    const [from, to] = inSight();
+    const { keys, states, tokens } = sample;
+    const values = valuesAt(selection.step);
+    const level = colourLevels();
+    const topKey = topKeyAt(selection.step);
+    const commits = sample.commitsAt[selection.step];
+    const [from, to] = visibleRange();
     for (let p = from; p < to; p++) {
-      const state = states[at.step * keys + p];
-      const now = fresh.get(p);
-      const id = now ? now.token : state === MASKED || state === ABSENT ? sample.final[p] : ids[at.step * keys + p];
-      if (texts[p] !== id) {
-        tokens[p].textContent = written(id);
+      const state = states[selection.step * keys + p];
+      const commit = commits.get(p);
+      let id = tokens[selection.step * keys + p];
+      if (commit) id = commit.token;
+      else if (state === MASKED || state === ABSENT) id = sample.finalTokens[p]; // invisible, for its width
+      if (shownTokens[p] !== id) {
+        spans[p].textContent = tokenText(id);
         if (breaks[p].data !== lineBreaks(id)) breaks[p].data = lineBreaks(id);
-        texts[p] = id;
+        shownTokens[p] = id;
       }
-      const look =
+      const style =
         level(values[p]) |
         (state << 8) |
-        ((now ? 1 : 0) << 10) |
-        ((p === anchor ? 1 : 0) << 11) |
-        ((sample.special.has(id) ? 1 : 0) << 12);
-      if (looks[p] !== look) {
-        tokens[p].className = classOf(look);
-        looks[p] = look;
+        ((commit ? 1 : 0) << 10) |
+        ((p === topKey ? 1 : 0) << 11) |
+        ((sample.specialIds.has(id) ? 1 : 0) << 12);
+      if (styles[p] !== style) {
+        spans[p].className = spanClass(style);
+        styles[p] = style;
       }
     }
   }
@@ -294,51 +297,53 @@
   const LEFT = 34,
     TOP = 14,
     BOTTOM = 20;
-  const heat = document.createElement("canvas"); // the cells, drawn once for a layer
-  let heatOf = "";
-  let box = { width: 0, height: 0, row: 0 };
+  const cells = document.createElement("canvas"); // drawn once per layer
+  let cellsKey = "";
+  let box = { width: 0, height: 0, rowHeight: 0 };
 
-  // A canvas cannot read CSS variables: they are looked up once for each of light and dark.
+  // A canvas cannot read CSS variables: look each up once per theme.
   const probe = element("i", { hidden: "" }, root);
   const font = `11px ${getComputedStyle(root).fontFamily}`;
-  const known = {};
+  const colours = {};
   function css(name) {
-    const key = `${name} ${theme.dark}`;
-    if (!known[key]) {
+    const key = `${name} ${theme.isDark}`;
+    if (!colours[key]) {
       probe.style.color = `var(${name})`;
-      known[key] = getComputedStyle(probe).color;
+      colours[key] = getComputedStyle(probe).color;
     }
-    return known[key];
+    return colours[key];
   }
 
-  function paintHeat() {
+  function paintCells() {
     const ratio = window.devicePixelRatio || 1;
-    const wide = Math.max(1, Math.round((box.width - LEFT) * ratio));
-    const now = [sample.label, sample.sample, at.layer, at.head, at.percent, at.fit, theme.dark, wide].join();
-    if (now === heatOf) return;
-    heatOf = now;
-    heat.width = wide;
-    heat.height = sample.steps;
-    const context = heat.getContext("2d");
-    const image = context.createImageData(wide, sample.steps);
+    const width = Math.max(1, Math.round((box.width - LEFT) * ratio));
+    const { layer, head, percent, fit } = selection;
+    const key = [sample.label, sample.sample, layer, head, percent, fit, theme.isDark, width].join();
+    if (key === cellsKey) return;
+    cellsKey = key;
+    cells.width = width;
+    cells.height = sample.steps;
+    const context = cells.getContext("2d");
+    const image = context.createImageData(width, sample.steps);
     const pixels = new Uint32Array(image.data.buffer);
-    const ramp = data.ramps[theme.dark ? "dark" : "light"].map((hex) => {
+    const ramp = data.ramps[theme.isDark ? "dark" : "light"].map((hex) => {
       const [r, g, b] = [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
       return (255 << 24) | (b << 16) | (g << 8) | r;
     });
-    const level = leveller();
+    const level = colourLevels();
     for (let t = 0; t < sample.steps; t++) {
-      const values = row(t);
-      for (let x = 0; x < wide; x++) {
-        const from = Math.floor((x * sample.keys) / wide);
-        const to = Math.max(from + 1, Math.floor(((x + 1) * sample.keys) / wide));
-        let most = -1,
-          there = false;
+      const values = valuesAt(t);
+      for (let x = 0; x < width; x++) {
+        const from = Math.floor((x * sample.keys) / width);
+        const to = Math.max(from + 1, Math.floor(((x + 1) * sample.keys) / width));
+        let largest = -1,
+          isPresent = false;
         for (let k = from; k < to; k++) {
-          if (values[k] > most) most = values[k];
-          there = there || sample.states[t * sample.keys + k] !== ABSENT;
+          if (values[k] > largest) largest = values[k];
+          isPresent = isPresent || sample.states[t * sample.keys + k] !== ABSENT;
         }
-        pixels[t * wide + x] = most >= 0 ? ramp[level(most)] : there && at.head >= 0 ? ramp[0] : 0;
+        const empty = isPresent && head >= 0 ? ramp[0] : 0;
+        pixels[t * width + x] = largest >= 0 ? ramp[level(largest)] : empty;
       }
     }
     context.putImageData(image, 0, 0);
@@ -348,48 +353,48 @@
     const canvas = parts.strip;
     const ratio = window.devicePixelRatio || 1;
     const context = canvas.getContext("2d");
-    paintHeat();
+    paintCells();
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.clearRect(0, 0, box.width, box.height + TOP + BOTTOM);
     context.imageSmoothingEnabled = false;
     context.fillStyle = css("--absent");
     context.fillRect(LEFT, TOP, box.width - LEFT, box.height);
-    context.drawImage(heat, LEFT, TOP, box.width - LEFT, box.height);
-    const cell = (box.width - LEFT) / sample.keys;
-    const x = (key) => LEFT + (key + 0.5) * cell;
-    const y = (step) => TOP + (step + 0.5) * box.row;
+    context.drawImage(cells, LEFT, TOP, box.width - LEFT, box.height);
+    const cellWidth = (box.width - LEFT) / sample.keys;
+    const x = (key) => LEFT + (key + 0.5) * cellWidth;
+    const y = (step) => TOP + (step + 0.5) * box.rowHeight;
 
     sample.regions.forEach((region, r) => {
       context.fillStyle = css(`--g${r % data.region_colours}`);
-      const lane = region.spans.length ? 4 * Math.min(2, sample.inside[region.spans[0][0]].indexOf(r)) : 0;
+      const lane = region.spans.length ? 4 * Math.min(2, sample.regionsAt[region.spans[0][0]].indexOf(r)) : 0;
       for (const [start, stop] of region.spans)
-        context.fillRect(LEFT + start * cell + 0.5, lane + 1, Math.max(1.5, (stop - start) * cell - 1), 3);
+        context.fillRect(LEFT + start * cellWidth + 0.5, lane + 1, Math.max(1.5, (stop - start) * cellWidth - 1), 3);
     });
     context.fillStyle = css("--muted");
     context.font = font;
     context.textAlign = "right";
-    const apart = Math.max(1, Math.ceil(14 / box.row));
-    for (let t = 0; t < sample.steps; t += apart)
-      if (Math.abs(t - at.step) >= apart || t === at.step) context.fillText(t, LEFT - 7, y(t) + 4);
+    const spacing = Math.max(1, Math.ceil(14 / box.rowHeight));
+    for (let t = 0; t < sample.steps; t += spacing)
+      if (Math.abs(t - selection.step) >= spacing || t === selection.step) context.fillText(t, LEFT - 7, y(t) + 4);
     context.textAlign = "center";
-    const every = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000].find((n) => n * cell > 46) || 5000;
-    for (let k = 0; k < sample.keys && x(k) < box.width - 10; k += every)
+    const keySpacing = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000].find((n) => n * cellWidth > 46) || 5000;
+    for (let k = 0; k < sample.keys && x(k) < box.width - 10; k += keySpacing)
       context.fillText(k, Math.max(LEFT + 4, x(k)), TOP + box.height + 15);
 
     context.fillStyle = css("--commit");
-    const size = Math.max(1.6, Math.min(3, cell / 2, box.row / 3));
+    const radius = Math.max(1.6, Math.min(3, cellWidth / 2, box.rowHeight / 3));
     for (const [step, position] of sample.commits) {
       context.beginPath();
-      context.arc(x(position), y(step), size, 0, 7);
+      context.arc(x(position), y(step), radius, 0, 7);
       context.fill();
     }
-    if (at.token >= 0) {
-      context.strokeStyle = css("--ink");
+    if (selection.token >= 0) {
+      context.strokeStyle = css("--text");
       context.globalAlpha = 0.35;
-      context.lineWidth = Math.max(1, Math.min(cell, 3));
+      context.lineWidth = Math.max(1, Math.min(cellWidth, 3));
       context.beginPath();
-      context.moveTo(x(at.token), TOP);
-      context.lineTo(x(at.token), TOP + box.height);
+      context.moveTo(x(selection.token), TOP);
+      context.lineTo(x(selection.token), TOP + box.height);
       context.stroke();
       context.globalAlpha = 1;
     }
@@ -397,58 +402,62 @@
     context.lineWidth = 1.75;
     context.lineJoin = "round";
     context.beginPath();
-    for (let t = 0, begun = false; t < sample.steps; t++) {
-      const key = anchorAt(t);
-      if (key >= 0) context[begun ? "lineTo" : "moveTo"](x(key), y(t));
-      begun = begun || key >= 0;
+    for (let t = 0, isStarted = false; t < sample.steps; t++) {
+      const key = topKeyAt(t);
+      if (key >= 0) context[isStarted ? "lineTo" : "moveTo"](x(key), y(t));
+      isStarted = isStarted || key >= 0;
     }
     context.stroke();
-    const top = anchorAt(at.step);
-    if (top >= 0) {
+    const topKey = topKeyAt(selection.step);
+    if (topKey >= 0) {
       context.beginPath();
-      context.arc(x(top), y(at.step), 4, 0, 7);
+      context.arc(x(topKey), y(selection.step), 4, 0, 7);
       context.fill();
     }
-    context.strokeStyle = css("--ink");
+    context.strokeStyle = css("--text");
     context.lineWidth = 1.5;
-    context.strokeRect(LEFT - 0.75, TOP + at.step * box.row, box.width - LEFT, Math.max(2, box.row));
+    context.strokeRect(LEFT - 0.75, TOP + selection.step * box.rowHeight, box.width - LEFT, Math.max(2, box.rowHeight));
   }
 
   function sizeStrip() {
     const ratio = window.devicePixelRatio || 1;
-    const wide = parts.strip.parentElement.clientWidth;
-    const rows = Math.max(2 * (sample.steps <= 128), Math.min(16, 230 / sample.steps));
-    box = { width: wide, height: Math.max(24, rows * sample.steps), row: Math.max(24 / sample.steps, rows) };
-    parts.strip.width = Math.round(wide * ratio);
+    const width = parts.strip.parentElement.clientWidth;
+    const height = Math.max(2 * (sample.steps <= 128), Math.min(16, 230 / sample.steps)); // of a row
+    box = { width, height: Math.max(24, height * sample.steps), rowHeight: Math.max(24 / sample.steps, height) };
+    parts.strip.width = Math.round(width * ratio);
     parts.strip.height = Math.round((box.height + TOP + BOTTOM) * ratio);
     parts.strip.style.height = `${box.height + TOP + BOTTOM}px`;
-    frame();
+    requestFrame();
   }
 
-  // What is said -----------------------------------------------------------------------------------------------------
+  // Text -------------------------------------------------------------------------------------------------------------
 
-  const times = (lift) => (Number.isNaN(lift) ? "not ranked: too few rows see it" : `${format(lift)} × uniform`);
+  const formatLift = (lift) => (Number.isNaN(lift) ? "not ranked: too few rows see it" : `${format(lift)} × uniform`);
 
-  function paintWords() {
-    parts["step-at"].textContent = `${at.step} of 0–${sample.steps - 1}`;
-    parts["layer-at"].textContent =
-      `${sample.layers[at.layer]} of ${sample.layers[0]}–${sample.layers[sample.layers.length - 1]}`;
-    root.dataset.step = at.step;
-    root.dataset.layer = sample.layers[at.layer];
-    const anchor = anchorAt(at.step);
-    const fresh = sample.fresh[at.step].size;
-    const masked = countMasked(at.step);
-    const writes = fresh
-      ? `writes ${fresh} token${fresh > 1 ? "s" : ""}${masked ? ` of ${masked} masked` : ""}`
-      : "writes nothing";
-    const lift =
-      anchor < 0 ? NaN : at.head >= 0 ? headAt(at.step, at.layer, at.head)[0][1] : liftAt(at.step, at.layer, anchor);
-    const whose = `layer ${sample.layers[at.layer]}${at.head >= 0 ? `, head ${at.head}` : ""}`;
-    const top = `position ${anchor}, ${anchor < 0 ? "" : named(at.step, anchor)}, ${times(lift)}`;
-    parts.says.textContent =
-      `Step ${at.step} ${writes}. ` +
-      (anchor < 0 ? `There is no ranked key in ${whose}.` : `Top key of ${whose}: ${top}.`);
-    parts.go.hidden = anchor < 0;
+  function paintStatus() {
+    parts["step-label"].textContent = `${selection.step} of 0–${sample.steps - 1}`;
+    parts["layer-label"].textContent =
+      `${sample.layers[selection.layer]} of ${sample.layers[0]}–${sample.layers[sample.layers.length - 1]}`;
+    root.dataset.step = selection.step;
+    root.dataset.layer = sample.layers[selection.layer];
+    const topKey = topKeyAt(selection.step);
+    const count = sample.commitsAt[selection.step].size;
+    const masked = countMasked(selection.step);
+    const commits = count
+      ? `commits ${count} token${count > 1 ? "s" : ""}${masked ? ` of ${masked} masked` : ""}`
+      : "commits nothing";
+    const head = selection.head >= 0 ? `, head ${selection.head}` : "";
+    const source = `layer ${sample.layers[selection.layer]}${head}`;
+    const top =
+      topKey < 0
+        ? "no ranked key"
+        : `position ${topKey}, ${nameToken(selection.step, topKey)}, ${formatLift(topLift(topKey))}`;
+    parts.status.textContent = `Step ${selection.step} ${commits}. Top key of ${source}: ${top}.`;
+    parts["show-top"].hidden = topKey < 0;
+  }
+  function topLift(topKey) {
+    const { step, layer, head } = selection;
+    return head >= 0 ? headTopKeys(step, layer, head)[0][1] : liftAt(step, layer, topKey);
   }
   function countMasked(step) {
     let masked = 0;
@@ -457,143 +466,146 @@
   }
 
   function paintScale() {
-    const [low, high] = ends();
+    const [low, high] = colourBounds();
     const unit = inPercent() ? " %" : " ×";
     parts.scale.firstElementChild.textContent = inPercent() ? `≤ ${format(low)} %` : "≤ uniform";
     parts.scale.lastElementChild.textContent = format(high) + unit;
-    const notes = [...sample.dropped];
-    const rows = sample.rows === "cache" ? ", of the rows new in a step" : "";
-    if (at.head >= 0)
-      notes.push(
-        `Of single heads the page holds the ${sample.ranks} top keys alone${rows}; all others are left unshaded.`,
-      );
-    else if (sample.rows === "cache") notes.push("A cached model: each step shows the attention of its whole prefix.");
-    if (sample.unranked)
-      notes.push("Grey in the map: keys that too few rows see to be ranked, or that are not there yet.");
+    const notes = [...sample.notes];
+    const rows = sample.rows === "cache" ? " of the new rows of a step" : "";
+    if (selection.head >= 0)
+      notes.push(`For single heads, the page has only the ${sample.ranks} top keys${rows}; other keys have no colour.`);
+    else if (sample.rows === "cache")
+      notes.push("This model has a cache: each step shows the attention of its whole prefix.");
+    if (sample.hasUnranked)
+      notes.push("Grey in the map: keys that do not exist yet, or that too few rows see to be ranked.");
     parts.note.textContent = notes.join(" ");
     parts.note.hidden = !notes.length;
   }
 
-  function describe(p) {
-    const t = at.step;
-    const state = sample.states[t * sample.keys + p];
-    const now = sample.fresh[t].get(p);
-    const then = sample.written.get(p);
-    let says = STATES[state];
-    if (now) says = `${state === MASKED ? "masked, " : ""}written by this step (confidence ${format(now.confidence)})`;
-    else if (state === COMMITTED && then) says = `written by step ${then.step} (confidence ${format(then.confidence)})`;
-    else if (state === ABSENT) says = "not there yet";
-    const rows = [{ label: "state", value: says }];
-    if (at.head >= 0) {
-      const rank = headAt(t, at.layer, at.head).findIndex(([key]) => key === p);
+  function describeState(state, commit, earlier) {
+    if (commit)
+      return `${state === MASKED ? "masked, " : ""}committed at this step (confidence ${format(commit.confidence)})`;
+    if (state === COMMITTED && earlier)
+      return `committed at step ${earlier.step} (confidence ${format(earlier.confidence)})`;
+    return state === ABSENT ? "not there yet" : STATES[state];
+  }
+  function describeToken(p) {
+    const { step, layer, head } = selection;
+    const state = sample.states[step * sample.keys + p];
+    const rows = [
+      { label: "state", value: describeState(state, sample.commitsAt[step].get(p), sample.commitOf.get(p)) },
+    ];
+    if (head >= 0) {
+      const rank = headTopKeys(step, layer, head).findIndex(([key]) => key === p);
       if (rank >= 0) {
-        const lift = headAt(t, at.layer, at.head)[rank][1];
-        rows.push({ label: `lift, head ${at.head}`, value: `${times(lift)}, rank ${rank + 1}` });
+        const lift = headTopKeys(step, layer, head)[rank][1];
+        rows.push({ label: `lift, head ${head}`, value: `${formatLift(lift)}, rank ${rank + 1}` });
         if (sample.rows !== "cache")
-          rows.push({ label: "received", value: `${format(lift * uniformAt(t, at.layer, p))} %` });
-      } else rows.push({ label: `lift, head ${at.head}`, value: "not among its top keys" });
+          rows.push({ label: "received", value: `${format(lift * uniformAt(step, layer, p))} %` });
+      } else rows.push({ label: `lift, head ${head}`, value: "not among its top keys" });
     } else if (state !== ABSENT) {
-      const lift = liftAt(t, at.layer, p);
-      rows.push({ label: "lift", value: times(lift) });
-      if (!Number.isNaN(lift)) rows.push({ label: "received", value: `${format(lift * uniformAt(t, at.layer, p))} %` });
+      const lift = liftAt(step, layer, p);
+      rows.push({ label: "lift", value: formatLift(lift) });
+      if (!Number.isNaN(lift))
+        rows.push({ label: "received", value: `${format(lift * uniformAt(step, layer, p))} %` });
     }
-    if (sample.inside[p].length)
-      rows.push({ label: "region", value: sample.inside[p].map((r) => sample.regions[r].name).join(", ") });
-    if (p === anchorAt(t)) rows.push({ label: "marked", value: "top key of this step" });
-    return { title: `position ${p}: ${named(t, p)}`, rows };
+    if (sample.regionsAt[p].length)
+      rows.push({ label: "region", value: sample.regionsAt[p].map((r) => sample.regions[r].name).join(", ") });
+    if (p === topKeyAt(step)) rows.push({ label: "mark", value: "top key of this step" });
+    return { title: `position ${p}: ${nameToken(step, p)}`, rows };
   }
   function showToken(p) {
-    at.token = p;
-    const told = describe(p);
-    const where = () => {
-      const place = tokens[p].getClientRects()[0]; // of a token in two lines, the part in the first
-      return [place.left + Math.min(place.width, 40) / 2, place.top];
+    selection.token = p;
+    const { title, rows } = describeToken(p);
+    const getPoint = () => {
+      const box = spans[p].getClientRects()[0]; // if the token is on two lines, its part on the first line
+      return [box.left + Math.min(box.width, 40) / 2, box.top];
     };
-    tip.show(where, told.title, told.rows);
-    frame();
+    tip.show(getPoint, title, rows);
+    requestFrame();
   }
   function hideToken() {
-    at.token = -1;
+    selection.token = -1;
     tip.hide();
-    frame();
+    requestFrame();
   }
 
   // Frames -----------------------------------------------------------------------------------------------------------
 
-  let asked = false;
+  let isRequested = false;
   function paint() {
-    asked = false;
+    isRequested = false;
     if (!sample) return;
     paintText();
-    paintWords();
+    paintStatus();
     paintScale();
     paintStrip();
   }
-  function frame() {
-    if (!asked) requestAnimationFrame(paint);
-    asked = true;
+  function requestFrame() {
+    if (!isRequested) requestAnimationFrame(paint);
+    isRequested = true;
   }
 
   function go(step, layer) {
-    at.step = Math.max(0, Math.min(sample.steps - 1, step));
-    at.layer = Math.max(0, Math.min(sample.layers.length - 1, layer));
-    parts.step.value = at.step;
-    parts.layer.value = at.layer;
-    frame();
+    selection.step = Math.max(0, Math.min(sample.steps - 1, step));
+    selection.layer = Math.max(0, Math.min(sample.layers.length - 1, layer));
+    parts.step.value = selection.step;
+    parts.layer.value = selection.layer;
+    requestFrame();
     const focused = document.activeElement.dataset.p;
     if (focused !== undefined && root.contains(document.activeElement))
       requestAnimationFrame(() => showToken(Number(focused)));
-    else if (at.token >= 0) hideToken();
+    else if (selection.token >= 0) hideToken();
   }
 
   function play(on) {
-    clearInterval(playing);
-    playing = 0;
+    clearInterval(timer);
+    timer = 0;
     if (on) {
-      if (at.step === sample.steps - 1) go(0, at.layer);
-      playing = setInterval(
+      if (selection.step === sample.steps - 1) go(0, selection.layer);
+      timer = setInterval(
         () => {
-          go(at.step + 1, at.layer);
-          if (at.step === sample.steps - 1) play(false);
+          go(selection.step + 1, selection.layer);
+          if (selection.step === sample.steps - 1) play(false);
         },
         Math.max(60, Math.min(600, 12000 / sample.steps)),
       );
     }
-    parts.play.textContent = playing ? "❚❚" : "▶";
-    parts.play.setAttribute("aria-label", playing ? "Pause" : "Play");
+    parts.play.textContent = timer ? "❚❚" : "▶";
+    parts.play.setAttribute("aria-label", timer ? "Pause" : "Play");
   }
 
-  // Scroll the text alone, never the page, until a token is in sight.
-  function bring(p) {
-    const place = tokens[p].getBoundingClientRect();
-    const held = parts.text.getBoundingClientRect();
-    if (place.top < held.top || place.bottom > held.bottom)
-      parts.text.scrollTop += place.top - held.top - held.height / 2;
+  // Scroll the text, but not the page, until a token is visible.
+  function scrollToToken(p) {
+    const token = spans[p].getBoundingClientRect();
+    const text = parts.text.getBoundingClientRect();
+    if (token.top < text.top || token.bottom > text.bottom)
+      parts.text.scrollTop += token.top - text.top - text.height / 2;
   }
   function focusToken(p) {
-    tokens[p].focus({ preventScroll: true });
-    bring(p);
+    spans[p].focus({ preventScroll: true });
+    scrollToToken(p);
     showToken(p);
   }
 
-  // Choosing ---------------------------------------------------------------------------------------------------------
+  // Controls ---------------------------------------------------------------------------------------------------------
 
-  const runs = [...new Set(data.samples.map((told) => told.label))];
+  const runs = [...new Set(data.samples.map((entry) => entry.label))];
   runs.forEach((label) => element("option", { value: label }, parts.run, label));
 
   function fillSamples() {
     parts.sample.replaceChildren();
-    data.samples.forEach((told, i) => {
-      if (told.label === parts.run.value) element("option", { value: i }, parts.sample, told.sample);
+    data.samples.forEach((entry, i) => {
+      if (entry.label === parts.run.value) element("option", { value: i }, parts.sample, entry.sample);
     });
   }
-  async function choose() {
+  async function openSample() {
     play(false);
     const index = Number(parts.sample.value);
-    const chosen = await read(index);
-    if (index !== Number(parts.sample.value)) return; // another one was chosen meanwhile
-    const depth = sample ? at.layer / Math.max(1, sample.layers.length - 1) : 0.5;
-    sample = chosen;
+    const selected = await readSample(index);
+    if (index !== Number(parts.sample.value)) return; // the reader has selected another one
+    const depth = sample ? selection.layer / Math.max(1, sample.layers.length - 1) : 0.5;
+    sample = selected;
     root.className = `explorer ${modelClass(sample.label)}`;
     parts.step.max = sample.steps - 1;
     parts.layer.max = sample.layers.length - 1;
@@ -603,8 +615,8 @@
     const heads = sample.heads ? sample.heads.count : 0;
     for (let h = 0; h < heads; h++) element("option", { value: h }, parts.head, h);
     parts.head.disabled = !heads;
-    if (at.head >= heads) at.head = -1;
-    parts.head.value = at.head;
+    if (selection.head >= heads) selection.head = -1;
+    parts.head.value = selection.head;
     parts.regions.replaceChildren();
     sample.regions.forEach((region, r) => {
       const item = element("button", { type: "button", class: `g${r % data.region_colours}` }, parts.regions);
@@ -612,116 +624,118 @@
       item.append(region.name);
       item.addEventListener("click", () => region.spans.length && focusToken(region.spans[0][0]));
     });
-    at.token = -1;
-    build();
+    selection.token = -1;
+    buildText();
     go(0, Math.round(depth * (sample.layers.length - 1)));
     sizeStrip();
-    const first = sample.states.indexOf(MASKED);
+    const firstMask = sample.states.indexOf(MASKED);
     requestAnimationFrame(() => {
-      bring(first >= 0 ? first : sample.keys - 1);
-      measure();
+      scrollToToken(firstMask >= 0 ? firstMask : sample.keys - 1);
+      measureText();
       root.dataset.ready = index;
     });
   }
 
   parts.run.addEventListener("change", () => {
     fillSamples();
-    choose();
+    openSample();
   });
-  parts.sample.addEventListener("change", choose);
+  parts.sample.addEventListener("change", openSample);
   parts.step.addEventListener("input", () => {
     play(false);
-    go(Number(parts.step.value), at.layer);
+    go(Number(parts.step.value), selection.layer);
   });
-  parts.layer.addEventListener("input", () => go(at.step, Number(parts.layer.value)));
+  parts.layer.addEventListener("input", () => go(selection.step, Number(parts.layer.value)));
   parts.head.addEventListener("change", () => {
-    at.head = Number(parts.head.value);
-    frame();
+    selection.head = Number(parts.head.value);
+    requestFrame();
   });
   parts.colour.addEventListener("change", () => {
-    at.percent = parts.colour.value === "percent";
-    frame();
+    selection.percent = parts.colour.value === "percent";
+    requestFrame();
   });
   parts.fit.addEventListener("change", () => {
-    at.fit = parts.fit.checked;
-    frame();
+    selection.fit = parts.fit.checked;
+    requestFrame();
   });
-  parts.play.addEventListener("click", () => play(!playing));
-  parts.go.addEventListener("click", () => focusToken(anchorAt(at.step)));
+  parts.play.addEventListener("click", () => play(!timer));
+  parts["show-top"].addEventListener("click", () => focusToken(topKeyAt(selection.step)));
 
-  const tokenOf = (event) => (event.target.dataset.p === undefined ? null : Number(event.target.dataset.p));
+  const eventToken = (event) => (event.target.dataset.p === undefined ? null : Number(event.target.dataset.p));
   parts.text.addEventListener("pointerover", (event) => {
-    const p = tokenOf(event);
+    const p = eventToken(event);
     if (p !== null) showToken(p);
   });
   parts.text.addEventListener("pointerleave", hideToken);
   parts.text.addEventListener("focusin", (event) => {
-    const p = tokenOf(event);
+    const p = eventToken(event);
     if (p !== null) showToken(p);
   });
   parts.text.addEventListener("focusout", hideToken);
 
-  const inStrip = (event) => {
-    const place = parts.strip.getBoundingClientRect();
+  const eventCell = (event) => {
+    const strip = parts.strip.getBoundingClientRect();
     return {
-      step: Math.max(0, Math.min(sample.steps - 1, Math.floor((event.clientY - place.top - TOP) / box.row))),
-      key: Math.floor(((event.clientX - place.left - LEFT) / (box.width - LEFT)) * sample.keys),
+      step: Math.max(0, Math.min(sample.steps - 1, Math.floor((event.clientY - strip.top - TOP) / box.rowHeight))),
+      key: Math.floor(((event.clientX - strip.left - LEFT) / (box.width - LEFT)) * sample.keys),
     };
   };
   parts.strip.addEventListener("pointerdown", (event) => {
     play(false);
-    go(inStrip(event).step, at.layer);
+    go(eventCell(event).step, selection.layer);
   });
   parts.strip.addEventListener("pointermove", (event) => {
-    const { step, key } = inStrip(event);
-    if (event.buttons) go(step, at.layer);
+    const { step, key } = eventCell(event);
+    if (event.buttons) go(step, selection.layer);
     if (key < 0 || key >= sample.keys) return tip.hide();
-    const number = row(step)[key];
-    const place = parts.strip.getBoundingClientRect();
-    const [x, y] = [event.clientX - place.left, event.clientY - place.top];
-    const where = () => {
-      const now = parts.strip.getBoundingClientRect();
-      return [now.left + x, now.top + y];
+    const value = valuesAt(step)[key];
+    const strip = parts.strip.getBoundingClientRect();
+    const [x, y] = [event.clientX - strip.left, event.clientY - strip.top];
+    const getPoint = () => {
+      const box = parts.strip.getBoundingClientRect();
+      return [box.left + x, box.top + y];
     };
-    tip.show(where, `step ${step}, position ${key}`, [
-      { label: "token", value: named(step, key) },
+    const valueText = inPercent() ? `${format(value)} %` : formatLift(value);
+    tip.show(getPoint, `step ${step}, position ${key}`, [
+      { label: "token", value: nameToken(step, key) },
       {
         label: inPercent() ? "received" : "lift",
-        value: Number.isNaN(number) ? "not held" : inPercent() ? `${format(number)} %` : times(number),
+        value: Number.isNaN(value) ? "not stored" : valueText,
       },
     ]);
   });
   parts.strip.addEventListener("pointerleave", tip.hide);
 
-  // Space plays; arrows step and change layers; with Shift they walk over the tokens; A goes to the top key.
+  // Space plays; arrows change the step and the layer, with Shift the token; A goes to the top key.
   root.addEventListener("keydown", (event) => {
     if (!sample || event.altKey || event.ctrlKey || event.metaKey || event.target.matches("select")) return;
-    const slider = event.target.matches("input[type=range]");
+    const isSlider = event.target.matches("input[type=range]");
     const sideways = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     const upwards = { ArrowUp: 1, ArrowDown: -1 }[event.key];
     if (event.key === " ") {
       if (event.target.matches("button, input[type=checkbox]")) return;
-      play(!playing);
+      play(!timer);
     } else if (event.shiftKey && sideways) {
-      const p = event.target.dataset.p === undefined ? anchorAt(at.step) - sideways : Number(event.target.dataset.p);
+      const focused = event.target.dataset.p;
+      const p = focused === undefined ? topKeyAt(selection.step) - sideways : Number(focused);
       focusToken(Math.max(0, Math.min(sample.keys - 1, p + sideways)));
     } else if (event.key === "a" || event.key === "A") {
-      if (anchorAt(at.step) >= 0) focusToken(anchorAt(at.step));
-    } else if (sideways && !slider) {
+      if (topKeyAt(selection.step) >= 0) focusToken(topKeyAt(selection.step));
+    } else if (sideways && !isSlider) {
       play(false);
-      go(at.step + sideways, at.layer);
-    } else if (upwards && event.target !== parts.layer) go(at.step, at.layer + upwards);
+      go(selection.step + sideways, selection.layer);
+    } else if (upwards && event.target !== parts.layer) go(selection.step, selection.layer + upwards);
     else return;
     event.preventDefault();
   });
 
-  parts.text.addEventListener("scroll", frame, { passive: true });
-  theme.follow(paint);
+  parts.text.addEventListener("scroll", requestFrame, { passive: true });
+  theme.onChange(paint);
   new ResizeObserver(() => {
     if (!sample) return;
     sizeStrip();
-    if (tops) measure();
+    if (offsets) measureText();
   }).observe(parts.strip.parentElement);
   fillSamples();
-  choose();
+  openSample();
 })();

@@ -1,17 +1,17 @@
 """The figures of "Revealing the Attention Floating Mechanism in Masked Diffusion Models" (arXiv 2601.07894), drawn from
-our runs, each with a note where ours differs from theirs and why.
+our runs. Each section says how our figure differs from the paper's, and why.
 
-    paper(runs, detector("zscore"))      # list of Section; their ids name the figures
-    foreword(runs)                       # the sentences that stand before those of any report
+    build_paper_sections(runs, parse_detector("zscore"))      # list of Section; their ids name the figures
+    build_paper_introduction(runs)                            # the sentences before the summary
 
 | section | figure |
 |---|---|
-| `temporal-drift` | what each key receives, step by step |
-| `absorption` | what a few keys absorb, layer by layer |
+| `temporal-drift` | the attention on each key, step by step |
+| `absorption` | how much attention a few keys absorb, by layer |
 | `qk-decomposition` | score, angle and norm of each key |
-| `retrieval-heads` | which heads read the evidence |
-| `region-flow` | what the answer reads when the gold passage stands first, in the middle, last |
-| `scores` | are the answers right, with and without passages |
+| `retrieval-heads` | which heads retrieve the evidence |
+| `region-flow` | what the answer attends to when the gold passage is first, in the middle, last |
+| `scores` | scores with and without passages |
 """
 
 from __future__ import annotations
@@ -20,53 +20,40 @@ from collections.abc import Sequence
 
 from floatscope.analysis.detectors import Detector
 from floatscope.reports.charts import Section
-from floatscope.reports.compared import Compared
-from floatscope.reports.paper.answers import scores
-from floatscope.reports.paper.drift import temporal_drift
-from floatscope.reports.paper.flow import region_flow
-from floatscope.reports.paper.keys import decomposition
-from floatscope.reports.paper.layers import absorption, retrieval_heads
-from floatscope.reports.paper.parts import Read
-
-__all__ = [
-    "Read",
-    "absorption",
-    "decomposition",
-    "foreword",
-    "paper",
-    "region_flow",
-    "retrieval_heads",
-    "scores",
-    "temporal_drift",
-]
+from floatscope.reports.page import PARADIGMS
+from floatscope.reports.paper.canvases import build_decomposition_section, build_drift_section
+from floatscope.reports.paper.layers import build_absorption_section, build_retrieval_heads_section
+from floatscope.reports.paper.passages import build_flow_section, build_scores_section
+from floatscope.reports.paper.runs import PaperRun
+from floatscope.reports.report_runs import ReportRun
 
 TITLE = "Revealing the Attention Floating Mechanism in Masked Diffusion Models"
 ARXIV = "2601.07894"
-FAMILIES = {"arm": "autoregressive", "mdm": "masked diffusion"}
 
 
-def paper(runs: Sequence[Compared], detector: Detector) -> list[Section]:
-    read = [Read.of(run) for run in runs]
+def build_paper_sections(runs: Sequence[ReportRun], detector: Detector) -> list[Section]:
+    """One section per figure of the paper."""
+    paper_runs = [PaperRun.read(run) for run in runs]
     return [
-        temporal_drift(read, detector),
-        absorption(runs, detector),
-        decomposition(runs, detector),
-        retrieval_heads(runs, detector),
-        region_flow(read),
-        scores(read),
+        build_drift_section(paper_runs, detector),
+        build_absorption_section(runs, detector),
+        build_decomposition_section(runs, detector),
+        build_retrieval_heads_section(runs, detector),
+        build_flow_section(paper_runs),
+        build_scores_section(paper_runs),
     ]
 
 
-def foreword(runs: Sequence[Compared]) -> list[str]:
-    """What the page is, and which family is missing for the comparison the paper makes."""
-    told = [
-        f"The figures of “{TITLE}” (arXiv {ARXIV}), drawn anew from these runs. Each says where it differs and why."
+def build_paper_introduction(runs: Sequence[ReportRun]) -> list[str]:
+    """What the page shows, and which paradigm is missing for the paper's comparison."""
+    sentences = [
+        f"The figures of “{TITLE}” (arXiv {ARXIV}), redrawn from these runs. Each section says how its figure differs"
+        " from the paper's, and why."
     ]
-    there = {run.family for run in runs}
-    for family in FAMILIES.keys() - there:
-        told.append(
-            "**The comparison is not complete.** The paper sets masked diffusion models against autoregressive ones,"
-            f" and no {FAMILIES[family]} model is among these runs. Trace one, such as twin:{family}, with the same"
-            " --data, --limit, --new-tokens and --steps, and give its run as well."
+    for paradigm in PARADIGMS.keys() - {run.paradigm for run in runs}:
+        sentences.append(
+            "**The comparison is incomplete.** The paper compares masked diffusion models with autoregressive models,"
+            f" and no {PARADIGMS[paradigm]} model is among these runs. Trace one, such as twin:{paradigm}, with the"
+            " same --data, --limit, --new-tokens and --steps, and add its run."
         )
-    return told
+    return sentences

@@ -1,9 +1,9 @@
-"""The sections of a report: each analysis with its charts, what it shows, how it was computed.
+"""The sections of a report: each analysis with its charts, what it shows, and how it was computed.
 
-    sections(runs, detector("zscore"))       # list of Section, one per question
-    summary(runs)                            # the sentences that stand first
+    build_sections(runs, parse_detector("zscore"))       # list of Section, one per question
+    build_summary(runs)                                  # the sentences at the top
 
-A section whose tables no run has says why instead of showing nothing.
+If no run has the tables of a section, the section says why.
 """
 
 from __future__ import annotations
@@ -12,25 +12,43 @@ from collections.abc import Sequence
 
 from floatscope.analysis.detectors import Detector
 from floatscope.reports.charts import Section
-from floatscope.reports.compared import Compared
-from floatscope.reports.sections.absorption import absorption
-from floatscope.reports.sections.anchors import anchors
-from floatscope.reports.sections.depth import depth, reading
-from floatscope.reports.sections.floating import floating, maps
-from floatscope.reports.sections.flow import flow
-from floatscope.reports.sections.heads import activity, retrieval
-from floatscope.reports.sections.influence import influence
-from floatscope.reports.sections.models import between
-from floatscope.reports.sections.order import order
-from floatscope.reports.sections.qk import carried, qk
-from floatscope.reports.sections.summary import summary as summary
+from floatscope.reports.report_runs import ReportRun
+from floatscope.reports.sections.anchors import (
+    build_absorption_section,
+    build_anchors_section,
+    build_contribution_section,
+    build_qk_section,
+)
+from floatscope.reports.sections.decoding import build_canvas_section, build_floating_section, build_order_section
+from floatscope.reports.sections.heads import build_activity_section, build_retrieval_section
+from floatscope.reports.sections.regions import (
+    build_depth_section,
+    build_flow_section,
+    build_influence_section,
+    build_predicting_rows_section,
+)
+from floatscope.reports.sections.summary import build_models_section
+from floatscope.reports.sections.summary import build_summary as build_summary
 
-QUESTIONS = (absorption, anchors, floating, maps, depth, reading, retrieval, flow, qk, carried, activity, order)
+SECTIONS = (
+    build_absorption_section,
+    build_anchors_section,
+    build_floating_section,
+    build_canvas_section,
+    build_depth_section,
+    build_predicting_rows_section,
+    build_retrieval_section,
+    build_flow_section,
+    build_qk_section,
+    build_contribution_section,
+    build_activity_section,
+    build_order_section,
+)
 
 
-def sections(runs: Sequence[Compared], detector: Detector) -> list[Section]:
-    """The models side by side where they share samples, influence where it was traced."""
-    shared = set.intersection(*(set(run.run.done) for run in runs))
-    first = [between] if len(runs) > 1 and shared else []
-    last = [influence] if any(run.has("influence") for run in runs) else []
-    return [make(runs, detector) for make in (*first, *QUESTIONS, *last)]
+def build_sections(runs: Sequence[ReportRun], detector: Detector) -> list[Section]:
+    """All sections; the comparison only for runs that share samples, influence only for runs that traced it."""
+    shared = set.intersection(*(set(run.run.finished) for run in runs))
+    first = [build_models_section] if len(runs) > 1 and shared else []
+    last = [build_influence_section] if any(run.has_table("influence") for run in runs) else []
+    return [build(runs, detector) for build in (*first, *SECTIONS, *last)]

@@ -1,11 +1,12 @@
-"""Stress: sweeps that move one thing about samples and leave everything else; samples in, points out.
+"""Stress sweeps: change one property of the samples and keep everything else; samples in, points out.
 
-    for point in points("position", read_samples("nq.jsonl"), seed=0, documents=10):
+    for point in build_points("position", read_samples("nq.jsonl"), seed=0, documents=10):
         point.name, point.value, point.samples       # "gold-3", 3, the samples with gold as the fourth of ten
-    points("dirty", samples, transforms=("typos", "stale"), levels=(0, 0.1))
+    build_points("dirty", samples, transforms=("typos", "stale"), levels=(0, 0.1))
 
-All points of a sweep have the same samples, by their ids and in the same order, so that scores can be subtracted. Ids
-and answers never change, nor does the text of the evidence. What is random follows from (seed, kind, id) of a sample.
+All points of a sweep have the same samples, by id and in the same order, so their scores can be compared question by
+question. Ids, answers and the text of the evidence never change. Random choices depend only on the seed, the kind and
+the sample's id.
 """
 
 from __future__ import annotations
@@ -18,91 +19,108 @@ from typing import Any
 
 from floatscope.errors import UserError, unknown_choice
 from floatscope.tasks.sample import Sample
-from floatscope.tasks.stress.asked import masks, query, shots
-from floatscope.tasks.stress.dirty import dirty
-from floatscope.tasks.stress.draw import Source
-from floatscope.tasks.stress.layout import layout
-from floatscope.tasks.stress.noise import noise
+from floatscope.tasks.stress.corruption import sweep_dirty
+from floatscope.tasks.stress.layout import sweep_layout
+from floatscope.tasks.stress.noise import sweep_noise
 from floatscope.tasks.stress.point import Point
-from floatscope.tasks.stress.position import needle, position
+from floatscope.tasks.stress.position import sweep_needle, sweep_position
+from floatscope.tasks.stress.prompt_sweeps import sweep_masks, sweep_query, sweep_shots
+from floatscope.tasks.stress.sample_pool import SamplePool
 
-__all__ = ["KINDS", "Kind", "Point", "points"]
+__all__ = ["KINDS", "Point", "StressKind", "build_points"]
 
 
 @dataclass(frozen=True)
-class Kind:
+class StressKind:
+    """A kind of sweep: how reports describe it, and the function that builds its points."""
+
     title: str
-    about: str
+    description: str
     axis: str  # what `Point.value` counts
-    make: Callable[..., list[Point]]
+    build: Callable[..., list[Point]]
 
     @property
     def options(self) -> list[str]:
-        """The names it takes."""
-        return [name for name in inspect.signature(self.make).parameters if name != "source"]
+        """The names of its options."""
+        return [name for name in inspect.signature(self.build).parameters if name != "pool"]
 
 
 KINDS = {
-    "position": Kind(
-        "Place of the gold passage",
-        "The gold passage stands at each place in turn; closed-book, oracle and shuffled are beside it.",
+    "position": StressKind(
+        "Position of the gold passage",
+        "The gold passage moves through all positions; closed-book, oracle and shuffled are the references.",
         "passages before the gold one",
-        position,
+        sweep_position,
     ),
-    "noise": Kind(
+    "noise": StressKind(
         "Distractors",
-        "More and more distractors of each sort, added to the gold passages or in the place of harmless ones.",
+        "The number of distractors of each type grows; they are added, or they replace harmless passages.",
         "distractors",
-        noise,
+        sweep_noise,
     ),
-    "layout": Kind(
+    "layout": StressKind(
         "Layout of the hops",
-        "The gold passages of a question with several hops stand differently to each other.",
+        "The gold passages of a multi-hop question are arranged in different ways.",
         "",
-        layout,
+        sweep_layout,
     ),
-    "query": Kind(
-        "Place of the question", "The question stands before, after, around or amid the passages.", "", query
+    "query": StressKind(
+        "Position of the question",
+        "The question is before, after, around or between the passages.",
+        "",
+        sweep_query,
     ),
-    "shots": Kind("Examples", "More and more answered examples stand before the question.", "examples", shots),
-    "masks": Kind(
+    "shots": StressKind("Shots", "The number of solved examples before the question grows.", "shots", sweep_shots),
+    "masks": StressKind(
         "Extra masks",
-        "More and more masks than the answer needs; as control a filler in their place.",
+        "The number of masks after the answer grows; a filler text in their place is the control.",
         "extra masks",
-        masks,
+        sweep_masks,
     ),
-    "needle": Kind("Needle", "The gold passage is the first, the middle or the last of ever more.", "passages", needle),
-    "dirty": Kind(
+    "needle": StressKind(
+        "Needle", "The gold passage is the first, middle or last of a growing number.", "passages", sweep_needle
+    ),
+    "dirty": StressKind(
         "Real-world noise",
-        "Passages or questions with typos, scanning errors, cuts, copies, boilerplate or stale versions.",
-        "chance to be hit",
-        dirty,
+        "Passages or questions have typos, OCR errors, cuts, copies, boilerplate or stale versions.",
+        "probability of a change",
+        sweep_dirty,
     ),
 }
 
 
-def points(kind: str, samples: Sequence[Sample], *, seed: int = 0, **options: Any) -> list[Point]:
-    """The points of a sweep. A sample that cannot take part in one of them is in none, and counted in `left_out`."""
+def build_points(kind: str, samples: Sequence[Sample], *, seed: int = 0, **options: Any) -> list[Point]:
+    """Build the points of a sweep.
+
+    Args:
+        kind: One of `KINDS`.
+        samples: The samples to change.
+        seed: The seed of all random choices.
+        options: The options of the kind (`KINDS[kind].options`); None or absent: the default.
+
+    Returns:
+        The points. A sample that cannot take part in one of them is in none; `Point.left_out` counts these.
+    """
     if kind not in KINDS:
         raise unknown_choice("stress", kind, KINDS)
     for name in options:
         if name not in KINDS[kind].options:
             raise unknown_choice(f"option of {kind}", name, KINDS[kind].options)
     if not samples:
-        raise UserError("there are no samples to put under stress; give one or more")
-    if twice := [id for id, count in Counter(sample.id for sample in samples).items() if count > 1]:
-        raise UserError(f"the id '{twice[0]}' is that of several samples; ids must differ")
-    made = KINDS[kind].make(Source(tuple(samples), seed), **options)
+        raise UserError("there are no samples for a stress test; give one or more")
+    if repeated := [id for id, count in Counter(sample.id for sample in samples).items() if count > 1]:
+        raise UserError(f"several samples have the id '{repeated[0]}'; ids must differ")
+    points = KINDS[kind].build(SamplePool(tuple(samples), seed), **options)
     return [
-        replace(point, same_as=_first(point, made[:number]), left_out=len(samples) - len(point.samples))
-        for number, point in enumerate(made)
+        replace(point, same_as=_find_equal(point, points[:number]), left_out=len(samples) - len(point.samples))
+        for number, point in enumerate(points)
     ]
 
 
-def _first(point: Point, before: Sequence[Point]) -> str:
-    """The name of the first earlier point that asks the same."""
-    return next((other.name for other in before if _asks(other) == _asks(point)), "")
+def _find_equal(point: Point, earlier: Sequence[Point]) -> str:
+    """Return the name of the first earlier point with the same prompts."""
+    return next((other.name for other in earlier if _prompt_key(other) == _prompt_key(point)), "")
 
 
-def _asks(point: Point) -> tuple[object, ...]:
+def _prompt_key(point: Point) -> tuple[object, ...]:
     return point.placement, point.shots, point.extra_masks, point.filler, point.samples

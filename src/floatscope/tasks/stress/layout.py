@@ -1,9 +1,9 @@
-"""How the passages of a question with several hops stand to each other.
+"""The layout sweep: how the gold passages of a multi-hop question are arranged.
 
-layout(source, layouts=("adjacent", "separated", "reversed"))
+sweep_layout(pool, layouts=("adjacent", "separated", "reversed"))
 
-The hops are in the order of reasoning when the gold passage that tells the answer comes last; the others are then in
-the order of the file. MuSiQue tells the order itself, and is believed.
+The hops are in reasoning order if the gold passage that states the answer comes last; the others keep the order of the
+file. MuSiQue gives the order itself, which is then used.
 """
 
 from __future__ import annotations
@@ -12,114 +12,121 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from floatscope.tasks.sample import Passage, Sample
-from floatscope.tasks.stress.draw import Source, has_wrong
-from floatscope.tasks.stress.passages import (
-    ANSWERING,
-    answering,
-    counterfactual,
-    halves,
-    is_answering,
-    scattered,
-    with_passages,
-    woven,
+from floatscope.tasks.stress.options import OptionValue, parse_names
+from floatscope.tasks.stress.passage_edits import (
+    HAS_ANSWERING,
+    get_answering,
+    insert_randomly,
+    interleave,
+    make_counterfactual,
+    replace_passages,
+    split_passage,
+    states_answer,
 )
-from floatscope.tasks.stress.point import Choice, Need, Point, able, chosen, dice, gold_of, rest_of
+from floatscope.tasks.stress.point import Point
+from floatscope.tasks.stress.requirements import Requirement, get_gold, get_others, select_samples
+from floatscope.tasks.stress.sample_pool import SamplePool, has_wrong_answer, make_rng
 
-HOPS = Need(
+HAS_HOPS = Requirement(
     "two gold passages or more",
     'mark each hop with "gold": true in "passages"',
-    lambda sample: len(gold_of(sample)) > 1,
+    lambda sample: len(get_gold(sample)) > 1,
 )
-_TOLD = replace(ANSWERING, help=f"{ANSWERING.help}, or leave contradicted out of `layouts`")
-BESIDE = Need(
+_HAS_ANSWERING = replace(HAS_ANSWERING, remedy=f"{HAS_ANSWERING.remedy}, or leave contradicted out of `layouts`")
+HAS_DISTRACTOR = Requirement(
     "a passage that is not gold",
     "give distractors too, or leave separated out of `layouts`",
-    lambda sample: bool(rest_of(sample)),
+    lambda sample: bool(get_others(sample)),
 )
-SENTENCES = Need(
+HAS_SENTENCES = Requirement(
     "a gold passage of two sentences or more",
     "leave split out of `layouts`",
-    lambda sample: any(len(halves(passage)) > 1 for passage in gold_of(sample)),
+    lambda sample: any(len(split_passage(passage)) > 1 for passage in get_gold(sample)),
 )
 
 
 @dataclass(frozen=True)
 class Layout:
-    about: str
-    make: Callable[[Source, Sample], list[Passage]]
-    needs: tuple[Need, ...] = ()
+    """An arrangement of passages, and what a sample needs for it."""
+
+    description: str
+    arrange: Callable[[SamplePool, Sample], list[Passage]]
+    requirements: tuple[Requirement, ...] = ()
 
 
-def layout(source: Source, *, layouts: Choice = None) -> list[Point]:
-    """The samples as they were given, and in each layout."""
-    names = chosen("layout", layouts, LAYOUTS)
-    needs = dict.fromkeys([HOPS, *(need for name in names for need in LAYOUTS[name].needs)])
-    wrong = [has_wrong(source, "layout contradicted")] if "contradicted" in names else []
-    samples = able("layout", source.samples, [*needs, *wrong])
+def sweep_layout(pool: SamplePool, *, layouts: OptionValue = None) -> list[Point]:
+    """Return the samples as given, and in each layout."""
+    names = parse_names("layout", layouts, LAYOUTS)
+    requirements = dict.fromkeys([HAS_HOPS, *(r for name in names for r in LAYOUTS[name].requirements)])
+    wrong = [has_wrong_answer(pool, "layout contradicted")] if "contradicted" in names else []
+    samples = select_samples("layout", pool.samples, [*requirements, *wrong])
     return [
         Point(
             name,
             None,
-            tuple(with_passages(sample, LAYOUTS[name].make(source, sample)) for sample in samples),
+            tuple(replace_passages(sample, LAYOUTS[name].arrange(pool, sample)) for sample in samples),
             series=name,
-            note=LAYOUTS[name].about,
+            note=LAYOUTS[name].description,
         )
         for name in names
     ]
 
 
-def hops(sample: Sample) -> list[Passage]:
-    """The gold passages in the order of reasoning."""
+def order_hops(sample: Sample) -> list[Passage]:
+    """Return the gold passages in reasoning order."""
     steps = sample.meta.get("question_decomposition") or ()
-    told = [step.get("paragraph_support_idx") if isinstance(step, dict) else None for step in steps]
-    if sorted(told, key=str) == sorted((at for at, passage in enumerate(sample.passages) if passage.gold), key=str):
-        return [sample.passages[at] for at in told if at is not None]
-    return sorted(gold_of(sample), key=lambda passage: is_answering(passage, sample.answers))
+    places = [step.get("paragraph_support_idx") if isinstance(step, dict) else None for step in steps]
+    if sorted(places, key=str) == sorted((at for at, passage in enumerate(sample.passages) if passage.gold), key=str):
+        return [sample.passages[at] for at in places if at is not None]
+    return sorted(get_gold(sample), key=lambda passage: states_answer(passage, sample.answers))
 
 
-def _given(source: Source, sample: Sample) -> list[Passage]:
+def _given(pool: SamplePool, sample: Sample) -> list[Passage]:
     return list(sample.passages)
 
 
-def _block(source: Source, sample: Sample, told: list[Passage]) -> list[Passage]:
-    rest = rest_of(sample)
-    gap = dice(source.seed, "layout block", sample.id).randrange(len(rest) + 1)
-    return woven(told, rest, [gap] * len(told))
+def _place_block(pool: SamplePool, sample: Sample, hops: list[Passage]) -> list[Passage]:
+    others = get_others(sample)
+    gap = make_rng(pool.seed, "layout block", sample.id).randrange(len(others) + 1)
+    return interleave(hops, others, [gap] * len(hops))
 
 
-def _adjacent(source: Source, sample: Sample) -> list[Passage]:
-    return _block(source, sample, hops(sample))
+def _adjacent(pool: SamplePool, sample: Sample) -> list[Passage]:
+    return _place_block(pool, sample, order_hops(sample))
 
 
-def _reversed(source: Source, sample: Sample) -> list[Passage]:
-    return _block(source, sample, hops(sample)[::-1])
+def _reversed(pool: SamplePool, sample: Sample) -> list[Passage]:
+    return _place_block(pool, sample, order_hops(sample)[::-1])
 
 
-def _separated(source: Source, sample: Sample) -> list[Passage]:
-    told, rest = hops(sample), rest_of(sample)
-    return woven(told, rest, [round(number * len(rest) / (len(told) - 1)) for number in range(len(told))])
+def _separated(pool: SamplePool, sample: Sample) -> list[Passage]:
+    hops, others = order_hops(sample), get_others(sample)
+    return interleave(hops, others, [round(number * len(others) / (len(hops) - 1)) for number in range(len(hops))])
 
 
-def _split(source: Source, sample: Sample) -> list[Passage]:
-    return [part for passage in sample.passages for part in (halves(passage) if passage.gold else [passage])]
+def _split(pool: SamplePool, sample: Sample) -> list[Passage]:
+    return [part for passage in sample.passages for part in (split_passage(passage) if passage.gold else [passage])]
 
 
-def _duplicated(source: Source, sample: Sample) -> list[Passage]:
-    return scattered(sample.passages, gold_of(sample), dice(source.seed, "layout duplicated", sample.id))
+def _duplicated(pool: SamplePool, sample: Sample) -> list[Passage]:
+    rng = make_rng(pool.seed, "layout duplicated", sample.id)
+    return insert_randomly(sample.passages, get_gold(sample), rng)
 
 
-def _contradicted(source: Source, sample: Sample) -> list[Passage]:
-    (value,) = source.wrong("layout contradicted", sample, 1)
-    copy = counterfactual(answering(sample)[0], sample.answers, value)
-    return scattered(sample.passages, [copy], dice(source.seed, "layout contradicted", sample.id))
+def _contradicted(pool: SamplePool, sample: Sample) -> list[Passage]:
+    (value,) = pool.draw_wrong_answers("layout contradicted", sample, 1)
+    copy = make_counterfactual(get_answering(sample)[0], sample.answers, value)
+    return insert_randomly(sample.passages, [copy], make_rng(pool.seed, "layout contradicted", sample.id))
 
 
 LAYOUTS = {
-    "given": Layout("as it was given", _given),
-    "adjacent": Layout("the hops one after the other, in the order of reasoning", _adjacent),
-    "separated": Layout("the hops as far apart as can be, in the order of reasoning", _separated, (BESIDE,)),
-    "reversed": Layout("like adjacent, the hops the other way round", _reversed),
-    "split": Layout("each gold passage in two documents, both gold, one after the other", _split, (SENTENCES,)),
-    "duplicated": Layout("each gold passage a second time, gold too, anywhere", _duplicated),
-    "contradicted": Layout("a copy of the answering hop that tells another value, anywhere", _contradicted, (_TOLD,)),
+    "given": Layout("as given", _given),
+    "adjacent": Layout("the hops one after the other, in reasoning order", _adjacent),
+    "separated": Layout("the hops as far apart as possible, in reasoning order", _separated, (HAS_DISTRACTOR,)),
+    "reversed": Layout("like adjacent, with the hops in reverse order", _reversed),
+    "split": Layout("each gold passage as two consecutive gold documents", _split, (HAS_SENTENCES,)),
+    "duplicated": Layout("each gold passage twice, the copy at a random position and gold too", _duplicated),
+    "contradicted": Layout(
+        "a copy of the answering hop that states another value, at a random position", _contradicted, (_HAS_ANSWERING,)
+    ),
 }

@@ -1,11 +1,11 @@
-"""How much stands around the gold passages that does not answer, and of what sort.
+"""The noise sweep: how many passages that do not answer are around the gold ones, and of which type.
 
-noise(source, distractors="counterfactual", counts=(0, 2, 4))
-# counterfactual-0, -2, -4: the gold passages and so many copies that tell another value
-# counterfactual-fixed-0, -2, -4: the same among harmless passages, so many that the total stays
+sweep_noise(pool, distractors="counterfactual", counts=(0, 2, 4))
+# counterfactual-0, -2, -4: the gold passages and 0, 2, 4 copies that state another value
+# counterfactual-fixed-0, -2, -4: the same among harmless passages, with a constant total
 
-A harmless passage is one of another sample that neither tells the answer nor has the title of a gold passage. At fixed
-length a noise passage takes the place of a harmless one, and everything else stays where it is.
+A harmless passage belongs to another sample, and neither states the answer nor has the title of a gold passage. At
+fixed length a noise passage replaces a harmless one, and everything else keeps its position.
 """
 
 from __future__ import annotations
@@ -15,185 +15,189 @@ from dataclasses import replace
 
 from floatscope.errors import UserError
 from floatscope.tasks.sample import Passage, Sample
-from floatscope.tasks.score import normalise
-from floatscope.tasks.stress.draw import Source
-from floatscope.tasks.stress.passages import ANSWERING, answering, counterfactual, plain, with_passages, woven
-from floatscope.tasks.stress.point import (
-    GOLD,
-    Choice,
-    Need,
-    Point,
-    able,
-    chosen,
-    dice,
-    gold_of,
-    one,
-    rest_of,
-    whole,
-    within,
+from floatscope.tasks.scores import normalise
+from floatscope.tasks.stress.options import OptionValue, limit_counts, parse_counts, parse_names, require_one
+from floatscope.tasks.stress.passage_edits import (
+    HAS_ANSWERING,
+    get_answering,
+    interleave,
+    make_counterfactual,
+    make_distractor,
+    replace_passages,
 )
+from floatscope.tasks.stress.point import Point
+from floatscope.tasks.stress.requirements import HAS_GOLD, Requirement, get_gold, get_others, select_samples
+from floatscope.tasks.stress.sample_pool import SamplePool, make_rng
 
 DISTRACTORS = {
     "random": "passages of other samples",
     "own": "the sample's own other passages, then random ones",
-    "retrieved": "what `retrieve` finds for the question, then random ones",
-    "counterfactual": "copies of the gold passage that tell another value",
+    "retrieved": "the passages that `retrieve` returns for the question, then random ones",
+    "counterfactual": "copies of the gold passage that state another value",
 }
 COUNTS = (0, 1, 2, 4, 8, 16)
 LENGTHS = ("growing", "fixed")
-PLACES = ("random", "kept")
+GOLD_PLACES = ("random", "kept")
 
-_TOLD = replace(ANSWERING, help=f'{ANSWERING.help}, or leave counterfactual out: distractors=("random", "own")')
+_HAS_ANSWERING = replace(
+    HAS_ANSWERING, remedy=f'{HAS_ANSWERING.remedy}, or leave counterfactual out: distractors=("random", "own")'
+)
 
 Retrieve = Callable[[str], Sequence[Passage]]
-Noise = dict[str, list[Passage]]  # sample id → passages in the order they are taken
+"""A function from a question to passages."""
+
+Noise = dict[str, list[Passage]]
+"""Sample id → its distractors, in the order in which they are used."""
 
 
-def noise(
-    source: Source,
+def sweep_noise(
+    pool: SamplePool,
     *,
-    distractors: Choice = None,
-    counts: Choice = None,
-    lengths: Choice = None,
-    total: Choice = None,
-    gold: Choice = "random",
+    distractors: OptionValue = None,
+    counts: OptionValue = None,
+    lengths: OptionValue = None,
+    total: OptionValue = None,
+    gold: OptionValue = "random",
     retrieve: Retrieve | None = None,
 ) -> list[Point]:
-    """So many distractors of each sort, added to the gold passages or in the place of harmless ones."""
-    usual = [sort for sort in DISTRACTORS if sort != "retrieved" or retrieve is not None]
-    sorts = chosen("distractor", distractors, DISTRACTORS) if distractors is not None else usual
-    spans = chosen("length", lengths, LENGTHS)
-    place = one("gold", chosen("gold place", gold, PLACES))
-    if "retrieved" in sorts and retrieve is None:
+    """Add a growing number of distractors of each type, or let them replace harmless passages."""
+    available = [name for name in DISTRACTORS if name != "retrieved" or retrieve is not None]
+    types = parse_names("distractor", distractors, DISTRACTORS) if distractors is not None else available
+    length_modes = parse_names("length", lengths, LENGTHS)
+    gold_place = require_one("gold", parse_names("gold place", gold, GOLD_PLACES))
+    if "retrieved" in types and retrieve is None:
         raise UserError(
             "retrieved distractors need `retrieve`, a function from a question to passages (--set retrieve=INDEX)"
         )
-    wanted = whole("counts", counts, COUNTS)
-    length = None if total is None else one("total", whole("total", total, (), least=1))
-    needs = [GOLD, *([_TOLD] if "counterfactual" in sorts else [])]
-    samples = able("noise", source.samples, needs)
-    found = {sort: {s.id: _noise(source, s, sort, max(1, wanted[-1]), retrieve) for s in samples} for sort in sorts}
-    samples = able("noise", samples, [_something(sort, found[sort]) for sort in sorts])
-    made = []
-    for sort in sorts:
-        there = min(len(found[sort][sample.id]) for sample in samples)
-        sizes = within("counts", wanted, counts is not None, there, f"{sort} passages for every sample")
-        if "growing" in spans:
-            made += [_growing(source, samples, sort, found[sort], size, place) for size in sizes]
-        if "fixed" in spans and sort != "random":
-            strict = counts is not None or length is not None
-            made += _fixed(source, samples, sort, found[sort], sizes, length, place, strict)
-    if not made:
-        raise UserError("at fixed length random distractors are the harmless passages themselves; choose another sort")
-    return made
+    requested = parse_counts("counts", counts, COUNTS)
+    length = None if total is None else require_one("total", parse_counts("total", total, (), minimum=1))
+    requirements = [HAS_GOLD, *([_HAS_ANSWERING] if "counterfactual" in types else [])]
+    samples = select_samples("noise", pool.samples, requirements)
+    most = max(1, requested[-1])
+    noise = {type: {s.id: _choose_noise(pool, s, type, most, retrieve) for s in samples} for type in types}
+    samples = select_samples("noise", samples, [_has_distractors(type, noise[type]) for type in types])
+    points = []
+    for type in types:
+        shortest = min(len(noise[type][sample.id]) for sample in samples)
+        items = f"{type} passages for every sample"
+        sizes = limit_counts("counts", requested, counts is not None, shortest, items)
+        if "growing" in length_modes:
+            points += [_growing_point(pool, samples, type, noise[type], size, gold_place) for size in sizes]
+        if "fixed" in length_modes and type != "random":
+            is_strict = counts is not None or length is not None
+            points += _fixed_points(pool, samples, type, noise[type], sizes, length, gold_place, is_strict)
+    if not points:
+        raise UserError("at fixed length random distractors are the harmless passages themselves; choose another type")
+    return points
 
 
-def _something(sort: str, found: Noise) -> Need:
-    return Need(
-        f"{sort} distractors ({DISTRACTORS[sort]})",
+def _has_distractors(type: str, noise: Noise) -> Requirement:
+    return Requirement(
+        f"{type} distractors ({DISTRACTORS[type]})",
         "give more samples, or choose other distractors",
-        lambda sample: bool(found[sample.id]),
+        lambda sample: bool(noise[sample.id]),
     )
 
 
-def _noise(source: Source, sample: Sample, sort: str, most: int, retrieve: Retrieve | None) -> list[Passage]:
-    """Passages of a sort in the order they are taken: a larger number has those of a smaller one."""
-    if sort == "counterfactual":
-        (passage, *_), values = answering(sample), source.wrong("noise counterfactual", sample, most)
-        return [counterfactual(passage, sample.answers, value) for value in values]
+def _choose_noise(pool: SamplePool, sample: Sample, type: str, most: int, retrieve: Retrieve | None) -> list[Passage]:
+    """Return distractors in the order in which they are used: a smaller number is a part of a larger one."""
+    if type == "counterfactual":
+        passage, values = get_answering(sample)[0], pool.draw_wrong_answers("noise counterfactual", sample, most)
+        return [make_counterfactual(passage, sample.answers, value) for value in values]
     first = []
-    if sort == "own":
-        first = [plain(passage) for passage in rest_of(sample)][:most]
-    if sort == "retrieved" and retrieve is not None:
-        first = _useless(retrieve(sample.question), sample)[:most]
-    return first + source.passages("noise random", sample, most - len(first), without=first)
+    if type == "own":
+        first = [make_distractor(passage) for passage in get_others(sample)][:most]
+    if type == "retrieved" and retrieve is not None:
+        first = _drop_answering(retrieve(sample.question), sample)[:most]
+    return first + pool.draw_passages("noise random", sample, most - len(first), without=first)
 
 
-def _useless(found: Iterable[Passage], sample: Sample) -> list[Passage]:
-    """What was retrieved, less gold passages and those that tell an answer."""
-    gold = {passage.text for passage in gold_of(sample)}
+def _drop_answering(passages: Iterable[Passage], sample: Sample) -> list[Passage]:
+    """Return retrieved passages without gold ones and those that state an answer."""
+    gold = {passage.text for passage in get_gold(sample)}
     answers = [f" {normalise(answer)} " for answer in sample.answers if normalise(answer)]
     return [
-        plain(passage)
-        for passage in {passage.text: passage for passage in found}.values()
+        make_distractor(passage)
+        for passage in {passage.text: passage for passage in passages}.values()
         if passage.text not in gold and not any(answer in f" {normalise(passage.text)} " for answer in answers)
     ]
 
 
-def _placed(source: Source, sample: Sample, rest: Sequence[Passage], gold: str) -> Sample:
-    """The gold passages among the rest, in their order: where they were, or at places that follow from the id."""
-    told = gold_of(sample)
-    if gold == "kept":
+def _place_gold(pool: SamplePool, sample: Sample, others: Sequence[Passage], gold_place: str) -> Sample:
+    """Put the gold passages among the others, in their order: where they were, or at positions drawn by the id."""
+    gold = get_gold(sample)
+    if gold_place == "kept":
         before = [sum(not p.gold for p in sample.passages[:at]) for at, p in enumerate(sample.passages) if p.gold]
-        gaps = [min(gap, len(rest)) for gap in before]
+        gaps = [min(gap, len(others)) for gap in before]
     else:
-        rolls = dice(source.seed, "noise", sample.id)
-        gaps = sorted(int(rolls.random() * (len(rest) + 1)) for _ in told)
-    return with_passages(sample, woven(told, rest, gaps))
+        rng = make_rng(pool.seed, "noise", sample.id)
+        gaps = sorted(int(rng.random() * (len(others) + 1)) for _ in gold)
+    return replace_passages(sample, interleave(gold, others, gaps))
 
 
-def _growing(source: Source, samples: Sequence[Sample], sort: str, found: Noise, size: int, gold: str) -> Point:
-    told = tuple(_placed(source, sample, found[sample.id][:size], gold) for sample in samples)
-    return Point(
-        f"{sort}-{size}", size, told, series=sort, note=f"the gold passages and {size}: {_filled(samples, sort, size)}"
-    )
+def _growing_point(
+    pool: SamplePool, samples: Sequence[Sample], type: str, noise: Noise, size: int, gold_place: str
+) -> Point:
+    changed = tuple(_place_gold(pool, sample, noise[sample.id][:size], gold_place) for sample in samples)
+    note = f"the gold passages and {size} distractors: {_describe_noise(samples, type, size)}"
+    return Point(f"{type}-{size}", size, changed, series=type, note=note)
 
 
-def _filled(samples: Sequence[Sample], sort: str, size: int) -> str:
-    """What the distractors are, and how often a sample's own did not do."""
-    short = sum(len(rest_of(sample)) < size for sample in samples)
-    if sort == "own" and short:
+def _describe_noise(samples: Sequence[Sample], type: str, size: int) -> str:
+    """Return what the distractors are, and for how many samples their own passages were too few."""
+    short = sum(len(get_others(sample)) < size for sample in samples)
+    if type == "own" and short:
         return f"the sample's own other passages, with random ones for {short} of {len(samples)} samples"
-    return DISTRACTORS[sort]
+    return DISTRACTORS[type]
 
 
-def _fixed(
-    source: Source,
+def _fixed_points(
+    pool: SamplePool,
     samples: Sequence[Sample],
-    sort: str,
-    found: Noise,
+    type: str,
+    noise: Noise,
     sizes: list[int],
     total: int | None,
-    gold: str,
-    strict: bool,
+    gold_place: str,
+    is_strict: bool,
 ) -> list[Point]:
-    """So many passages at every size; fewer than would do for all sizes if there are no more, unless `strict`."""
-    golds = max(len(gold_of(sample)) for sample in samples)
-    wanted = golds + sizes[-1] if total is None else total
-    if wanted < golds + sizes[-1]:
-        raise UserError(f"total={wanted} passages do not hold {golds} gold ones and {sizes[-1]} others; give more")
+    """Keep the number of passages constant; if harmless passages run out, use a smaller total unless `is_strict`."""
+    golds = max(len(get_gold(sample)) for sample in samples)
+    requested = golds + sizes[-1] if total is None else total
+    if requested < golds + sizes[-1]:
+        raise UserError(f"total={requested} passages cannot hold {golds} gold ones and {sizes[-1]} others; give more")
     harmless = {
-        sample.id: source.passages("noise harmless", sample, wanted - len(gold_of(sample)), without=found[sample.id])
-        for sample in samples
+        s.id: pool.draw_passages("noise harmless", s, requested - len(get_gold(s)), without=noise[s.id])
+        for s in samples
     }
-    length = min(len(gold_of(sample)) + len(harmless[sample.id]) for sample in samples)
-    if length < wanted and strict:
+    length = min(len(get_gold(sample)) + len(harmless[sample.id]) for sample in samples)
+    if length < requested and is_strict:
         raise UserError(
-            f"{wanted} passages of fixed length are asked for, and there are harmless ones for {length}; give more"
-            ' samples, smaller numbers, or lengths="growing"'
+            f"fixed length needs {requested} passages, and there are harmless ones for {length}; give more samples,"
+            ' smaller numbers, or lengths="growing"'
         )
+
+    def change(sample: Sample, size: int) -> Sample:
+        others = harmless[sample.id][: length - len(get_gold(sample))]
+        return _place_gold(pool, sample, _swap_in(pool, sample, others, noise[sample.id][:size]), gold_place)
+
     return [
         Point(
-            f"{sort}-fixed-{size}",
+            f"{type}-fixed-{size}",
             size,
-            tuple(
-                _placed(
-                    source, s, _swapped(source, s, harmless[s.id][: length - len(gold_of(s))], found[s.id][:size]), gold
-                )
-                for s in samples
-            ),
-            series=f"{sort}-fixed",
-            note=f"{length} passages, {size} of them noise, the rest harmless: {_filled(samples, sort, size)}",
+            tuple(change(sample, size) for sample in samples),
+            series=f"{type}-fixed",
+            note=f"{length} passages, {size} of them noise, the rest harmless: {_describe_noise(samples, type, size)}",
         )
         for size in sizes
         if golds + size <= length
     ]
 
 
-def _swapped(source: Source, sample: Sample, harmless: Sequence[Passage], bad: Sequence[Passage]) -> list[Passage]:
-    """Harmless passages of which some give their place to noise, one place after the other."""
-    told, order = list(harmless), list(range(len(harmless)))
-    dice(source.seed, "noise fixed", sample.id).shuffle(order)
-    for place, passage in zip(order, bad, strict=False):
-        told[place] = passage
-    return told
+def _swap_in(pool: SamplePool, sample: Sample, harmless: Sequence[Passage], noise: Sequence[Passage]) -> list[Passage]:
+    """Replace harmless passages by noise, one position after the other."""
+    passages, order = list(harmless), list(range(len(harmless)))
+    make_rng(pool.seed, "noise fixed", sample.id).shuffle(order)
+    for place, passage in zip(order, noise, strict=False):
+        passages[place] = passage
+    return passages

@@ -1,7 +1,7 @@
-"""Where the gold passage stands: among its distractors, and as a needle among many.
+"""Sweeps of the gold passage's position: among its distractors, and as a needle among many passages.
 
-position(source, documents=10)                       # gold-0 … gold-9, closed-book, oracle, shuffled
-needle(source, counts=(5, 25), keys=("first", "last"))   # first-5, last-5, first-25, last-25
+sweep_position(pool, documents=10)                            # gold-0 … gold-9, closed-book, oracle, shuffled
+sweep_needle(pool, counts=(5, 25), keys=("first", "last"))    # first-5, last-5, first-25, last-25
 """
 
 from __future__ import annotations
@@ -10,118 +10,116 @@ from collections import Counter
 
 from floatscope.errors import UserError
 from floatscope.tasks.sample import Passage, Sample
-from floatscope.tasks.stress.draw import Source
-from floatscope.tasks.stress.passages import with_passages, woven
-from floatscope.tasks.stress.point import (
-    ONE_GOLD,
-    Choice,
-    Need,
-    Point,
-    able,
-    chosen,
-    dice,
-    gold_of,
-    one,
-    rest_of,
-    whole,
-    within,
-)
+from floatscope.tasks.stress.options import OptionValue, limit_counts, parse_counts, parse_names, require_one
+from floatscope.tasks.stress.passage_edits import interleave, replace_passages
+from floatscope.tasks.stress.point import Point
+from floatscope.tasks.stress.requirements import HAS_ONE_GOLD, Requirement, get_gold, get_others, select_samples
+from floatscope.tasks.stress.sample_pool import SamplePool, make_rng
 
-REFERENCES = ("closed-book", "oracle", "shuffled")
-PAIRS = (5, 10, 25, 50, 75)
+NEEDLE_COUNTS = (5, 10, 25, 50, 75)
 KEYS = ("first", "middle", "last")
 HAYSTACKS = ("own", "others")
-MANY = 9  # own passages that make a haystack
+LARGE_HAYSTACK = 9  # if all samples have as many passages of their own, these are the haystack
 
 
-def position(source: Source, *, documents: Choice = None) -> list[Point]:
-    """The gold passage at each place among k − 1 others: its own in their order, then those of other samples."""
-    single = able("position", source.samples, [ONE_GOLD])
+def sweep_position(pool: SamplePool, *, documents: OptionValue = None) -> list[Point]:
+    """Move the gold passage through all positions among k − 1 distractors.
+
+    The distractors are the sample's own passages in their order, then passages of other samples. The default k is the
+    most frequent number of passages.
+    """
+    single = select_samples("position", pool.samples, [HAS_ONE_GOLD])
     sizes = Counter(len(sample.passages) for sample in single)
     usual = max(sizes, key=lambda size: (sizes[size], size))
-    k = one("documents", whole("documents", documents, [usual], least=1))
+    k = require_one("documents", parse_counts("documents", documents, [usual], minimum=1))
     if k < 2:
         raise UserError(
             "position moves the gold passage among others, and there would be 1 document; give more: documents=5"
         )
-    others = {sample.id: _distractors(source, sample, k - 1) for sample in single}
-    enough = Need(
-        f"{k - 1} passages beside the gold one",
-        "give fewer documents, or more samples",
-        lambda s: len(others[s.id]) == k - 1,
+    distractors = {sample.id: _choose_distractors(pool, sample, k - 1) for sample in single}
+    has_enough = Requirement(
+        f"{k - 1} passages besides the gold one",
+        "give fewer documents or more samples",
+        lambda sample: len(distractors[sample.id]) == k - 1,
     )
-    samples = able("position", single, [enough])
+    samples = select_samples("position", single, [has_enough])
 
-    def at(place: int) -> tuple[Sample, ...]:
-        return tuple(with_passages(s, woven(gold_of(s), others[s.id], [place])) for s in samples)
+    def place_gold(place: int) -> tuple[Sample, ...]:
+        return tuple(replace_passages(s, interleave(get_gold(s), distractors[s.id], [place])) for s in samples)
 
-    def shuffled(sample: Sample) -> Sample:
-        told = [*gold_of(sample), *others[sample.id]]
-        dice(source.seed, "position", sample.id).shuffle(told)
-        return with_passages(sample, told)
+    def shuffle(sample: Sample) -> Sample:
+        passages = [*get_gold(sample), *distractors[sample.id]]
+        make_rng(pool.seed, "position", sample.id).shuffle(passages)
+        return replace_passages(sample, passages)
 
+    oracle = tuple(replace_passages(sample, get_gold(sample)) for sample in samples)
     return [
         *(
-            Point(f"gold-{i}", i, at(i), series="gold", note=f"the gold passage is document {i + 1} of {k}")
+            Point(f"gold-{i}", i, place_gold(i), series="gold", note=f"the gold passage is document {i + 1} of {k}")
             for i in range(k)
         ),
-        Point("closed-book", None, tuple(with_passages(s, ()) for s in samples), note="no passages"),
-        Point("oracle", None, tuple(with_passages(s, gold_of(s)) for s in samples), note="the gold passage alone"),
-        Point("shuffled", None, tuple(map(shuffled, samples)), note=f"the {k} documents in any order"),
+        Point("closed-book", None, tuple(replace_passages(sample, ()) for sample in samples), note="no passages"),
+        Point("oracle", None, oracle, note="only the gold passage"),
+        Point("shuffled", None, tuple(map(shuffle, samples)), note=f"the {k} documents in random order"),
     ]
 
 
-def _distractors(source: Source, sample: Sample, count: int) -> list[Passage]:
-    own = rest_of(sample)[:count]
-    return own + source.passages("position", sample, count - len(own))
+def _choose_distractors(pool: SamplePool, sample: Sample, count: int) -> list[Passage]:
+    own = get_others(sample)[:count]
+    return own + pool.draw_passages("position", sample, count - len(own))
 
 
-def needle(
-    source: Source,
+def sweep_needle(
+    pool: SamplePool,
     *,
-    counts: Choice = None,
-    keys: Choice = None,
-    haystack: Choice = None,
+    counts: OptionValue = None,
+    keys: OptionValue = None,
+    haystack: OptionValue = None,
 ) -> list[Point]:
-    """The gold passage first, in the middle and last among so many passages, itself counted: records of its own where
-    all samples have many, else passages of other samples."""
-    places = chosen("key", keys, KEYS)
-    single = able("needle", source.samples, [ONE_GOLD])
+    """Make the gold passage the first, middle and last of a growing number of passages, itself included.
+
+    The others are the sample's own passages if all samples have many, else passages of other samples.
+    """
+    places = parse_names("key", keys, KEYS)
+    single = select_samples("needle", pool.samples, [HAS_ONE_GOLD])
     if haystack is None:
-        haystack = "own" if all(len(rest_of(sample)) >= MANY for sample in single) else "others"
-    hidden_in = one("haystack", chosen("haystack", haystack, HAYSTACKS))
-    wanted = whole("counts", counts, PAIRS, least=1)
-    hay = {sample.id: _hay(source, sample, wanted[-1] - 1, hidden_in) for sample in single}
-    there = 1 + min(map(len, hay.values()))
-    sizes = within("counts", wanted, counts is not None, there, f"passages for every sample (haystack: {hidden_in})")
+        haystack = "own" if all(len(get_others(sample)) >= LARGE_HAYSTACK for sample in single) else "others"
+    origin = require_one("haystack", parse_names("haystack", haystack, HAYSTACKS))
+    requested = parse_counts("counts", counts, NEEDLE_COUNTS, minimum=1)
+    hay = {sample.id: _choose_hay(pool, sample, requested[-1] - 1, origin) for sample in single}
+    available = 1 + min(map(len, hay.values()))
+    sizes = limit_counts(
+        "counts", requested, counts is not None, available, f"passages for every sample (haystack: {origin})"
+    )
     if not sizes:
         raise UserError(
-            f"needle hides a passage among {wanted[0] - 1} others or more, and some sample has {there - 1}; give counts"
-            f" up to {there}, or more samples"
+            f"needle hides a passage among {requested[0] - 1} others or more, and some sample has {available - 1}; give"
+            f" counts up to {available}, or more samples"
         )
 
-    def hidden(sample: Sample, size: int, key: str) -> Sample:
-        rest = [passage for _, passage in sorted(hay[sample.id][: size - 1], key=lambda pair: pair[0])]
-        gap = {"first": 0, "middle": len(rest) // 2, "last": len(rest)}[key]
-        return with_passages(sample, woven(gold_of(sample), rest, [gap]))
+    def hide_gold(sample: Sample, size: int, key: str) -> Sample:
+        others = [passage for _, passage in sorted(hay[sample.id][: size - 1], key=lambda pair: pair[0])]
+        gap = {"first": 0, "middle": len(others) // 2, "last": len(others)}[key]
+        return replace_passages(sample, interleave(get_gold(sample), others, [gap]))
 
+    owner = "the sample's own" if origin == "own" else "from other samples"
     return [
         Point(
             f"{key}-{size}",
             size,
-            tuple(hidden(sample, size, key) for sample in single),
+            tuple(hide_gold(sample, size, key) for sample in single),
             series=key,
-            note=f"{key} of {size} passages, {'its own' if hidden_in == 'own' else 'those of other samples'}",
+            note=f"{key} of {size} passages, {owner}",
         )
         for size in sizes
         for key in places
     ]
 
 
-def _hay(source: Source, sample: Sample, count: int, haystack: str) -> list[tuple[int, Passage]]:
-    """Passages in the order they are taken, each with its place among the others."""
-    if haystack == "others":
-        return list(enumerate(source.passages("needle", sample, count)))
-    own = list(enumerate(rest_of(sample)))
-    dice(source.seed, "needle", sample.id).shuffle(own)
+def _choose_hay(pool: SamplePool, sample: Sample, count: int, origin: str) -> list[tuple[int, Passage]]:
+    """Return (position, passage) in the order of choice: a smaller haystack is a part of a larger one."""
+    if origin == "others":
+        return list(enumerate(pool.draw_passages("needle", sample, count)))
+    own = list(enumerate(get_others(sample)))
+    make_rng(pool.seed, "needle", sample.id).shuffle(own)
     return own[:count]

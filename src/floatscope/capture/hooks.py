@@ -1,0 +1,327 @@
+"""Hooks into the attention of a model. There are two; `attach` chooses, and both feed the same `Watcher`.
+
+    with attach(module, watcher) as hook:            # "AttentionInterface" or "scaled_dot_product_attention"
+        ...
+
+*AttentionInterface*: an attention function and a mask function registered with transformers, for models that use its
+interface. The mask function returns structure (full, causal, a rule over indices, 2-D padding), so no [T, T] mask is
+built. *scaled_dot_product_attention*: a `TorchFunctionMode` on the torch function, for every other model.
+
+Arguments that change the softmax itself (a soft cap, attention sinks as parameters, a position bias) and attention
+inside one fused call cannot be captured exactly; they raise a `UserError` that names them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from floatscope.capture.attention import AttentionCall
+from floatscope.capture.call_sites import CallSites, track_sites
+from floatscope.capture.visibility import Rule, Visibility
+from floatscope.capture.watcher import Layer, Watcher
+from floatscope.errors import UserError
+
+IMPLEMENTATION = "floatscope"
+"""The name under which transformers knows our attention and mask functions."""
+UNSUPPORTED_ARGUMENTS = {
+    "softcap": "a soft cap on the scores",
+    "s_aux": "attention sinks as parameters",
+    "position_bias": "a learned position bias",
+    "head_mask": "a head mask",
+    "cache": "a paged cache",
+}
+"""Arguments of transformers' attention functions that change the softmax or hide keys."""
+FUSED_FUNCTIONS = ("multi_head_attention_forward", "_native_multi_head_attention", "_transformer_encoder_layer_fwd")
+"""Functions that compute attention and its projections in one call."""
+
+
+@contextmanager
+def attach(module: nn.Module, watcher: Watcher) -> Iterator[str]:
+    """Pass the attention calls of `module` to `watcher` until the block ends; yield the name of the hook."""
+    if getattr(getattr(module, "config", None), "is_encoder_decoder", False) and _has_decoder(module):
+        raise UserError(
+            f"{type(module).__name__} is an encoder-decoder: its two sequences are not one canvas; watch the encoder or"
+            " the decoder on its own"
+        )
+    if _uses_attention_interface(module):
+        with _attach_attention_interface(module, watcher):
+            yield "AttentionInterface"
+    else:
+        with _attach_sdpa(module, watcher):
+            yield "scaled_dot_product_attention"
+
+
+@contextmanager
+def detached(module: nn.Module) -> Iterator[None]:
+    """Give a watched module its own attention back until the block ends, for a forward that is not a step."""
+    sites = _watchers[module][1] if module in _watchers else None
+    original = [] if sites is None else sites.original_attention
+    attached = [(config, config._attn_implementation_internal) for config, _ in original]
+    try:
+        for config, name in original:
+            config._attn_implementation_internal = name
+        yield
+    finally:
+        for config, name in attached:
+            config._attn_implementation_internal = name
+
+
+_watchers: weakref.WeakKeyDictionary[nn.Module, tuple[Watcher, CallSites]] = weakref.WeakKeyDictionary()
+"""Every submodule of a watched model."""
+
+
+@contextmanager
+def _register_watcher(module: nn.Module, watcher: Watcher, stack: bool) -> Iterator[CallSites]:
+    """Register the watcher for every submodule; a submodule has at most one watcher."""
+    submodules = list(module.modules())
+    if any(submodule in _watchers for submodule in submodules):
+        raise UserError(
+            "this model is already being watched; first leave the other `watch` block, or finish or discard the other"
+            " decoding"
+        )
+    with track_sites(module, residual="residual" in watcher.fields, stack=stack) as sites:
+        _watchers.update(dict.fromkeys(submodules, (watcher, sites)))
+        try:
+            yield sites
+        finally:
+            for submodule in submodules:
+                del _watchers[submodule]
+
+
+def _attend(
+    watcher: Watcher, layer: Layer, query: Tensor, key: Tensor, value: Tensor, visibility: Visibility, scaling: float
+) -> Tensor:
+    """Pass a call to the watcher.
+
+    Under autocast PyTorch casts q, k and v before its kernel; the capture itself must not be rounded again.
+    """
+    device_type = query.device.type
+    if not torch.is_autocast_enabled(device_type):
+        return watcher.attend(AttentionCall(query, key, value, visibility, scaling), layer)
+    q, k, v = (_autocast(x) for x in (query, key, value))
+    with torch.autocast(device_type, enabled=False):
+        return watcher.attend(AttentionCall(q, k, v, visibility, scaling), layer)
+
+
+def _autocast(x: Tensor) -> Tensor:
+    enabled = torch.is_autocast_enabled(x.device.type) and x.dtype in (torch.float32, torch.float16, torch.bfloat16)
+    return x.to(torch.get_autocast_dtype(x.device.type)) if enabled else x
+
+
+def _has_decoder(module: nn.Module) -> bool:
+    return any(hasattr(part, "decoder") for part in (module, getattr(module, "model", None)))
+
+
+# --- transformers ---------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _attach_attention_interface(module: nn.Module, watcher: Watcher) -> Iterator[None]:
+    _register_functions()
+    with ExitStack() as undo:
+        sites = undo.enter_context(_register_watcher(module, watcher, stack=False))
+        sites.original_attention = [(config, config._attn_implementation_internal) for config in _configs(module)]
+        for config, name in sites.original_attention:
+            undo.callback(setattr, config, "_attn_implementation_internal", name)
+        module.set_attn_implementation(IMPLEMENTATION)  # type: ignore[operator]
+        yield
+
+
+def _register_functions() -> None:
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(IMPLEMENTATION, _attention_function)
+    AttentionMaskInterface.register(IMPLEMENTATION, _mask_function)
+
+
+def _attention_function(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Visibility | Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The attention function of transformers: q, k, v [batch, head, position, dim] → [batch, position, head, dim]."""
+    watcher, sites = _watchers[module]
+    layer = sites.layer(module, query.shape[1], value.shape[-1])
+    for name in UNSUPPORTED_ARGUMENTS.keys() & kwargs.keys():
+        if kwargs[name] is not None:
+            meaning = UNSUPPORTED_ARGUMENTS[name]
+            raise UserError(f"layer '{layer.name}' uses {meaning} (`{name}`), which floatscope cannot capture exactly")
+    if dropout:
+        raise UserError(f"layer '{layer.name}' applies dropout {dropout} to its attention; call model.eval() first")
+    visibility = _read_visibility(module, attention_mask, is_causal, query.shape[2], key.shape[2])
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    out = _attend(watcher, layer, query, key, value, visibility, float(scale))
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _read_visibility(
+    module: nn.Module, mask: Visibility | Tensor | None, causal: bool | None, Q: int, K: int
+) -> Visibility:
+    if isinstance(mask, Visibility):
+        return mask
+    if mask is not None:  # a 4-D mask from the caller
+        return Visibility.from_mask(_autocast(mask[..., :K]), Q, K)
+    causal = getattr(module, "is_causal", True) if causal is None else causal
+    return Visibility.causal(Q, K) if causal and Q > 1 else Visibility.full(Q, K)
+
+
+def _mask_function(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int = 0,
+    kv_offset: int = 0,
+    mask_function: Rule | None = None,
+    attention_mask: Tensor | None = None,
+    use_vmap: bool = False,
+    **kwargs: Any,
+) -> Visibility:
+    """The mask function of transformers; it returns structure instead of a mask tensor."""
+    from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
+
+    valid = None
+    if attention_mask is not None:
+        valid = F.pad(attention_mask.bool(), (0, max(0, kv_length + kv_offset - attention_mask.shape[-1])))
+        valid = valid[:, kv_offset : kv_offset + kv_length]
+    offset = int(q_offset) - int(kv_offset)
+    if mask_function is causal_mask_function:
+        return Visibility.causal(q_length, kv_length, valid, offset)
+    if mask_function is bidirectional_mask_function:
+        return Visibility.full(q_length, kv_length, valid, offset)
+    assert mask_function is not None
+    function = _vmap_indices(mask_function) if use_vmap else mask_function
+
+    def rule(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return function(b, h, q + kv_offset, k + kv_offset)
+
+    return Visibility.from_rule(q_length, kv_length, rule, valid, offset, batch_size)
+
+
+def _vmap_indices(function: Rule) -> Rule:
+    """Vmap over the four index axes, as transformers does: custom mask functions may index tensors by scalar."""
+    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+
+    for dims in ((None, None, None, 0), (None, None, 0, None), (None, 0, None, None), (0, None, None, None)):
+        function = torch.vmap(function, in_dims=dims, out_dims=0)
+
+    def rule(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        with TransformGetItemToIndex():
+            return function(b.flatten(), h.flatten(), q.flatten(), k.flatten())
+
+    return rule
+
+
+def _uses_attention_interface(module: nn.Module) -> bool:
+    return bool(getattr(module, "_supports_attention_backend", False)) and hasattr(module, "set_attn_implementation")
+
+
+def _configs(module: nn.Module) -> list[Any]:
+    """Every config whose attention implementation `set_attn_implementation` may change."""
+    configs: dict[int, Any] = {}
+    for part in module.modules():
+        config = getattr(part, "config", None)
+        if hasattr(config, "_attn_implementation_internal"):
+            configs[id(config)] = config
+            for name in getattr(config, "sub_configs", {}):
+                if (sub := getattr(config, name, None)) is not None:
+                    configs[id(sub)] = sub
+    return list(configs.values())
+
+
+# --- scaled_dot_product_attention -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def _attach_sdpa(module: nn.Module, watcher: Watcher) -> Iterator[None]:
+    with _register_watcher(module, watcher, stack=True) as sites, _SdpaMode(watcher, sites):
+        yield
+
+
+class _SdpaMode(TorchFunctionMode):
+    """Replaces F.scaled_dot_product_attention while a forward is watched."""
+
+    def __init__(self, watcher: Watcher, sites: CallSites) -> None:
+        super().__init__()
+        self.watcher, self.sites = watcher, sites
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not self.watcher.is_watching:
+            return func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if name in FUSED_FUNCTIONS:
+            raise UserError(
+                f"layer '{self.sites.current_name}' computes its attention inside one fused call ({name}), which"
+                " floatscope cannot capture; use a module that calls F.scaled_dot_product_attention"
+            )
+        if func is not F.scaled_dot_product_attention:
+            return func(*args, **kwargs)
+        return self._attend(**_SDPA.bind(*args, **kwargs).arguments)
+
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        if query.ndim not in (3, 4):
+            raise UserError(
+                f"layer '{self.sites.current_name}' attends with queries of shape {tuple(query.shape)}; floatscope"
+                " expects [batch, head, query, dim]"
+            )
+        q, k, v = (x[None] if x.ndim == 3 else x for x in (query, key, value))  # 3-D: the heads of one sequence
+        k, v = (x.expand(len(q), -1, -1, -1) for x in (k, v))
+        layer = self.sites.layer(self.sites.current, q.shape[1], v.shape[-1])
+        if dropout_p:
+            raise UserError(
+                f"layer '{layer.name}' applies dropout {dropout_p} to its attention; call model.eval() first"
+            )
+        Q, K = q.shape[2], k.shape[2]
+        if attn_mask is not None:
+            visibility = Visibility.from_mask(_autocast(attn_mask), Q, K)
+        elif is_causal:  # SDPA aligns a rectangular causal mask with key 0
+            visibility = Visibility.causal(Q, K, offset=0)
+        else:
+            visibility = Visibility.full(Q, K)
+        scaling = q.shape[-1] ** -0.5 if scale is None else scale
+        out = _attend(self.watcher, layer, q, k, v, visibility, float(scaling))
+        return out.reshape(*query.shape[:-1], v.shape[-1])
+
+
+_SDPA = inspect.Signature(
+    [
+        inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default)
+        for name, default in (
+            ("query", inspect.Parameter.empty),
+            ("key", inspect.Parameter.empty),
+            ("value", inspect.Parameter.empty),
+            ("attn_mask", None),
+            ("dropout_p", 0.0),
+            ("is_causal", False),
+            ("scale", None),
+            ("enable_gqa", False),
+        )
+    ]
+)

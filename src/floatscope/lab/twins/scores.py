@@ -1,0 +1,149 @@
+"""Accuracy of a twin on the held-out questions.
+
+    score_model(model, read_shipped("reading-5"))           # Score(acc=0.91, low=0.88, high=0.93, n=500)
+    for event in evaluate_twin(Path("twins/models/mdm")):   # all files, into scores.json beside the weights
+        event.answered, event.questions
+
+Prompts are those of the training; decoding uses the default sampler of the paradigm at temperature 0, with eight new
+tokens. A file that is already scored is skipped, unless the weights have changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from floatscope.files.atomic import explain_write_errors
+from floatscope.files.digests import sha256_file
+from floatscope.files.json_files import read_json, write_json
+from floatscope.lab.training.record import device_name
+from floatscope.lab.twins.examples import build_prompt
+from floatscope.lab.twins.held_out import SIZES
+from floatscope.lab.twins.world import FAMILY_NAMES, GIVEN_NAMES, RULES, VALUES
+from floatscope.models.checkpoint import WEIGHTS_FILE
+from floatscope.models.loader import load
+from floatscope.models.model import Model
+from floatscope.pipelines.decode import decode
+from floatscope.tasks.sample import Sample
+from floatscope.tasks.sample_files import read_shipped
+from floatscope.tasks.scores import acc
+
+SCORES = "scores.json"
+NEW_TOKENS = 8
+RESAMPLES = 2000
+BATCH = {"cpu": 32, "cuda": 128}
+
+
+@dataclass(frozen=True)
+class Score:
+    """Share of correct answers, with its 95 % CI from a bootstrap over questions."""
+
+    acc: float
+    low: float
+    high: float
+    n: int
+
+    def __str__(self) -> str:
+        return f"{self.acc:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+@dataclass(frozen=True)
+class EvaluationEvent:
+    """What the evaluation of a twin reports after each question."""
+
+    kind: str
+    answered: int
+    questions: int  # in all
+    file: str  # the question file, or "attention"
+
+
+def generate_answers(model: Model, samples: Sequence[Sample], batch: int = 32) -> Iterator[tuple[int, str]]:
+    """Yield (index of the sample, answer) as they are decoded; prompts of similar length share a batch."""
+    order = sorted(range(len(samples)), key=lambda i: len(build_prompt(samples[i])))
+    for start in range(0, len(order), batch):
+        indices = order[start : start + batch]
+        prompts = [build_prompt(samples[i]) for i in indices]
+        out = decode(model, prompts, chat=False, new_tokens=NEW_TOKENS, samples=[samples[i].id for i in indices])
+        yield from zip(indices, out.texts, strict=True)
+
+
+def score_model(model: Model, samples: Sequence[Sample], batch: int = 32) -> Score:
+    """Let the model answer the samples and return its score."""
+    answers = dict(generate_answers(model, samples, batch))
+    return bootstrap_score([acc(answers[i], sample.answers) for i, sample in enumerate(samples)])
+
+
+def bootstrap_score(correct: Sequence[float]) -> Score:
+    """Return the score of answers that are correct (1) or not (0)."""
+    values = np.array(correct)
+    resamples = np.random.default_rng(0).integers(0, len(values), (RESAMPLES, len(values)))
+    low, high = np.quantile(values[resamples].mean(1), [0.025, 0.975])
+    mean, low, high = (round(float(x), 4) for x in (values.mean(), low, high))
+    return Score(mean, low, high, len(values))
+
+
+def evaluate_twin(
+    folder: Path, device: torch.device | None = None, is_over: Callable[[], bool] = lambda: False
+) -> Iterator[EvaluationEvent]:
+    """Score the twin in `folder` on every file that has no score yet; stop after a file once `is_over()`."""
+    scores = read_scores(folder)
+    if not missing_files(scores) or is_over():
+        return
+    model = load(folder, device=device)
+    scores |= {"device": device_name(model.device), "dtype": str(model.dtype).removeprefix("torch.")}
+    answered, questions = sum(SIZES[name] for name in scores["files"]), sum(SIZES.values())
+    for name in missing_files(scores):
+        if is_over():
+            return
+        samples = read_shipped(name)
+        correct = [0.0] * len(samples)
+        for i, answer in generate_answers(model, samples, BATCH.get(model.device.type, 32)):
+            correct[i] = acc(answer, samples[i].answers)
+            answered += 1
+            yield EvaluationEvent(folder.name, answered, questions, name)
+        scores["files"][name] = asdict(bootstrap_score(correct)) | _score_by_gold_position(samples, correct)
+        with explain_write_errors("the scores", folder):
+            write_json(folder / SCORES, scores)
+
+
+def read_scores(folder: Path) -> dict[str, Any]:
+    """Return the scores of the weights in `folder`: {"weights": sha256, "files": {name: score}, …}."""
+    weights = sha256_file(folder / WEIGHTS_FILE)
+    if (folder / SCORES).is_file():
+        scores = read_json(folder / SCORES)
+        if scores.get("weights") == weights:
+            return scores
+    return {"weights": weights, "device": "", "dtype": "", "files": {}}
+
+
+def missing_files(scores: dict[str, Any]) -> list[str]:
+    """Return the question files that have no score yet."""
+    return [name for name in SIZES if name not in scores["files"]]
+
+
+def chance_accuracy(name: str) -> float | None:
+    """Return the accuracy of guessing on a held-out file; None where it is not defined.
+
+    A guess is any value of the relation, or any of the words of a few-shot case.
+    """
+    if name == "few-shot":
+        return 1 / len(RULES)
+    if name == "closed-book-fresh":
+        possible = {relation: len(values) for relation, values in VALUES.items()}
+        possible["teacher"] = len(GIVEN_NAMES) * len(FAMILY_NAMES)
+        return float(np.mean([1 / possible[sample.meta["relation"]] for sample in read_shipped(name)]))
+    return None
+
+
+def _score_by_gold_position(samples: Sequence[Sample], correct: Sequence[float]) -> dict[str, Any]:
+    """Return the scores by the position of the gold passage, if the file has several."""
+    position = np.array([sample.meta.get("gold_at", -1) for sample in samples])
+    if len(np.unique(position)) < 2:
+        return {}
+    by_position = (np.array(correct)[position == p].tolist() for p in np.unique(position))
+    return {"by_gold": [asdict(bootstrap_score(part)) for part in by_position]}

@@ -1,0 +1,128 @@
+"""What an opened model supports, found by a few forwards of four tokens before anything is decoded.
+
+    model = detect_capabilities(model)       # the same model; its spec now says whether it can be cached and padded
+
+A transformers class may have no key-value cache of the usual kind (Mamba has none, hybrids have more), may let padding
+into its state, and may attend in both directions although it is called a causal language model. No config says so, and
+the only symptom would be wrong numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from floatscope.canvas import CanvasState
+from floatscope.errors import LIBRARY_ERRORS, UserError, summarize_error
+from floatscope.models.model import CachedForward, Model
+from floatscope.models.silence import silence_libraries
+from floatscope.schema import State
+
+TOKENS = 4
+
+
+def detect_capabilities(model: Model) -> Model:
+    """Return the model with `supports_cache` and `supports_padding` set in its spec.
+
+    Raises a `UserError` if the model cannot run, or attends to positions it should not see.
+    """
+    length = min(TOKENS, model.spec.context or TOKENS)
+    ids = _ordinary_tokens(model, length + 1)
+    longer, shorter = ids[:length], ids[: length - 1]
+    with torch.inference_mode(), silence_libraries():
+        logits = _forward(model, [longer, [*shorter, ids[-1]]])  # two samples that differ in their last token
+        if length < TOKENS or not bool(logits.isfinite().all()):  # nothing to compare
+            return model
+        _check_direction(model, logits)
+        expected = [logits[0], _forward(model, [shorter])[0]]  # each sample alone
+        batch = _build_canvas(model, [longer, shorter])
+        has_position_ids = "position_ids" in model.forward_parameters  # else padding is refused in any case
+        supports_padding = not has_position_ids or _gives(expected, lambda: model.forward(batch))
+        supports_cache = True
+        if model.spec.paradigm == "arm":
+            canvas = batch if has_position_ids and supports_padding else _build_canvas(model, [longer])
+            supports_cache = _gives(expected, lambda: _forward_with_cache(model, canvas))
+    return replace(model, spec=replace(model.spec, supports_padding=supports_padding, supports_cache=supports_cache))
+
+
+def _forward(model: Model, samples: list[list[int]]) -> Tensor:
+    try:
+        logits = model.forward(_build_canvas(model, samples))
+    except torch.OutOfMemoryError:
+        raise
+    except LIBRARY_ERRORS as error:
+        raise UserError(
+            f"{_describe(model)} cannot be run on {len(samples[0])} tokens ({summarize_error(error)})"
+        ) from error
+    if logits.shape[:2] != (len(samples), len(samples[0])):
+        raise UserError(
+            f"{_describe(model)} returns {logits.shape[1]} rows for {len(samples[0])} tokens; expected one per token"
+        )
+    return logits
+
+
+def _check_direction(model: Model, logits: Tensor) -> None:
+    """Compare the first row of two samples that differ in their last token."""
+    sees_later_tokens = not torch.equal(logits[0, 0], logits[1, 0])
+    is_mdm = model.spec.paradigm == "mdm"
+    if not sees_later_tokens and is_mdm and model.spec.architecture in ("causal", "remote", "adapted"):
+        is_adapted = model.spec.architecture == "adapted"
+        remedy = "an adapter cannot change that" if is_adapted else "open it without mask_id="
+        raise UserError(
+            f"{_describe(model)} keeps its causal mask with is_causal=False, so it cannot denoise; {remedy}"
+        )
+    if sees_later_tokens and not is_mdm and not _are_close(logits[0, 0], logits[1, 0]):
+        raise UserError(
+            f"{_describe(model)} attends in both directions, so it is not autoregressive; with mask_id= it opens as a"
+            " masked diffusion model"
+        )
+
+
+def _forward_with_cache(model: Model, canvas: CanvasState) -> Tensor:
+    """Return the last rows through a cache: half of the canvas at once, the rest token by token."""
+    forward, length = CachedForward(model), canvas.tokens.shape[1]
+    prefixes = [CanvasState(canvas.tokens[:, :n], canvas.states[:, :n]) for n in range(length // 2, length + 1)]
+    return torch.cat([forward(c, slice(c.tokens.shape[1] - 1, c.tokens.shape[1])) for c in prefixes], 1)
+
+
+def _gives(expected: list[Tensor], forward: Callable[[], Tensor]) -> bool:
+    """Whether `forward` runs and its last rows are close to those expected, sample by sample."""
+    try:
+        logits = forward()
+    except torch.OutOfMemoryError:
+        raise
+    except LIBRARY_ERRORS:
+        return False
+    count = min(logits.shape[1], *map(len, expected))
+    return all(_are_close(ours[-count:], theirs[-count:]) for ours, theirs in zip(logits, expected, strict=False))
+
+
+def _are_close(ours: Tensor, theirs: Tensor) -> bool:
+    """Compare with the precision that a dtype has left after many layers; another network differs more."""
+    if ours.shape != theirs.shape or not bool(ours.isfinite().all()):
+        return False
+    tolerance = torch.finfo(theirs.dtype).eps ** 0.5 * theirs.abs().max()
+    return bool((ours - theirs).abs().max() <= tolerance)
+
+
+def _ordinary_tokens(model: Model, count: int) -> list[int]:
+    """Return token ids that are not special; repeated if there are fewer than `count`."""
+    spec = model.spec
+    special = {spec.mask_id, spec.bos_id, spec.eos_id, spec.eot_id, spec.pad_id}
+    ids = list(islice((i for i in range(model.vocab_size) if i not in special), count)) or [0]
+    return [ids[i % len(ids)] for i in range(count)]
+
+
+def _build_canvas(model: Model, samples: list[list[int]]) -> CanvasState:
+    length = max(map(len, samples))
+    tokens = torch.tensor([[model.spec.pad_id or 0] * (length - len(s)) + s for s in samples])
+    states = torch.tensor([[int(State.PAD)] * (length - len(s)) + [int(State.PROMPT)] * len(s) for s in samples])
+    return CanvasState(tokens, states).to(model.device)
+
+
+def _describe(model: Model) -> str:
+    return f"{model.spec.name} ({type(model.module).__name__})"

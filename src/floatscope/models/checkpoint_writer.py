@@ -1,0 +1,168 @@
+"""Write a module as a checkpoint folder in the format of LLaDA, Dream or transformers.
+
+    write_checkpoint("twin", llama_module, "llada", tokenizer=tokenizer, extra_config={"mask_token_id": 260})
+
+`load` opens what is written here: config.json, safetensors in one file or in shards with an index, and the tokenizer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from floatscope.errors import UserError, unknown_choice
+from floatscope.models.checkpoint import INDEX_FILE, WEIGHTS_FILE
+from floatscope.models.conversions import llama_to_llada_config, llama_to_llada_key
+
+LLADA_HEADER = {  # real configs name their own code, which is never run
+    "architectures": ["LLaDAModelLM"],
+    "model_type": "llada",
+    "auto_map": {"AutoConfig": "configuration_llada.LLaDAConfig", "AutoModel": "modeling_llada.LLaDAModelLM"},
+}
+DREAM_HEADER = {
+    "architectures": ["DreamModel"],
+    "model_type": "Dream",
+    "auto_map": {"AutoConfig": "configuration_dream.DreamConfig", "AutoModel": "modeling_dream.DreamModel"},
+}
+
+
+@dataclass(frozen=True)
+class FileFormat:
+    """How a transformers module is written: its config, tensor names and tokenizer files."""
+
+    transformers_class: str  # the class it is written from; "": any
+    convert_config: Callable[[Any], dict[str, Any]]
+    rename_key: Callable[[str], str]
+    write_tokenizer: Callable[[Any, Path], None]
+
+
+def write_checkpoint(
+    folder: str | Path,
+    module: nn.Module,
+    file_format: str = "native",
+    *,
+    tokenizer: Any = None,
+    extra_config: Mapping[str, int | str] | None = None,
+    shards: int = 1,
+) -> Path:
+    """Write a transformers module as a checkpoint folder.
+
+    Args:
+        folder: where to write; created if it does not exist.
+        module: a transformers module: a Llama for "llada", a Qwen2 for "dream".
+        file_format: "llada", "dream", or "native" for the format of transformers.
+        tokenizer: a transformers tokenizer to write beside it.
+        extra_config: settings for config.json that the module's config does not have, such as `mask_token_id`.
+        shards: the number of weight files.
+
+    Returns:
+        The folder.
+
+    Example:
+        >>> write_checkpoint("copy", load("twin:arm").module)
+        PosixPath('copy')
+    """
+    tensors, folder = checkpoint_tensors(module, file_format, shards), Path(folder)
+    row = FILE_FORMATS[file_format]
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_weights(folder, tensors, shards)
+    dtype = str(next(module.parameters()).dtype).removeprefix("torch.")
+    architectures = {"architectures": [type(module).__name__]}
+    config = {**architectures, **row.convert_config(module.config), "torch_dtype": dtype, **(extra_config or {})}
+    _write_json(folder / "config.json", config)
+    if tokenizer is not None:
+        row.write_tokenizer(tokenizer, folder)
+    return folder
+
+
+def checkpoint_tensors(module: nn.Module, file_format: str, shards: int = 1) -> dict[str, Tensor]:
+    """Return the tensors that are written, by the names of the format; raise if the module cannot be written."""
+    if file_format not in FILE_FORMATS:
+        raise unknown_choice("file format", file_format, FILE_FORMATS)
+    row = FILE_FORMATS[file_format]
+    if row.transformers_class and type(module).__name__ != row.transformers_class:
+        raise UserError(
+            f"the file format '{file_format}' needs a {row.transformers_class}, got {type(module).__name__}"
+        )
+    tied = getattr(module, "all_tied_weights_keys", {})
+    tensors = {
+        row.rename_key(k): t.detach().cpu().contiguous() for k, t in module.state_dict().items() if k not in tied
+    }
+    if not 1 <= shards <= len(tensors):
+        raise UserError(f"{shards} shards for {len(tensors)} tensors; give 1 to {len(tensors)}")
+    return tensors
+
+
+def _write_weights(folder: Path, tensors: dict[str, Tensor], shards: int) -> None:
+    names = list(tensors)
+    parts = [names[len(names) * i // shards : len(names) * (i + 1) // shards] for i in range(shards)]
+    files = [WEIGHTS_FILE] if shards == 1 else [f"model-{i + 1:05}-of-{shards:05}.safetensors" for i in range(shards)]
+    for file, part in zip(files, parts, strict=True):
+        # Renamed into place: a model that is open from an older file of this name keeps that file.
+        save_file({name: tensors[name] for name in part}, folder / f"{file}.new", {"format": "pt"})
+        os.replace(folder / f"{file}.new", folder / file)
+    if shards > 1:
+        size = sum(t.numel() * t.element_size() for t in tensors.values())
+        weight_map = {name: file for file, part in zip(files, parts, strict=True) for name in part}
+        _write_json(folder / INDEX_FILE, {"metadata": {"total_size": size}, "weight_map": weight_map})
+
+
+def _write_native_tokenizer(tokenizer: Any, folder: Path) -> None:
+    tokenizer.save_pretrained(str(folder))
+
+
+def _write_dream_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Write vocab.json and merges.txt of a byte-level BPE, special tokens apart, and Dream's own class."""
+    backend = json.loads(tokenizer.backend_tokenizer.to_str())
+    added = {token["id"]: token for token in backend["added_tokens"]}
+    vocabulary = {token: i for token, i in backend["model"]["vocab"].items() if i not in added}
+    _write_json(folder / "vocab.json", vocabulary)
+    merges = (" ".join(pair) for pair in backend["model"]["merges"])
+    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges, ""]), encoding="utf-8")
+    _write_json(folder / "added_tokens.json", {token["content"]: i for i, token in added.items()})
+    special = {f"{role}_token": getattr(tokenizer, f"{role}_token") for role in ("bos", "eos", "pad", "mask")}
+    _write_json(folder / "special_tokens_map.json", {k: v for k, v in special.items() if v is not None})
+    config = {
+        "tokenizer_class": "DreamTokenizer",
+        "auto_map": {"AutoTokenizer": ["tokenization_dream.DreamTokenizer", None]},
+        "added_tokens_decoder": {str(i): {k: v for k, v in token.items() if k != "id"} for i, token in added.items()},
+        "chat_template": tokenizer.chat_template,
+        "errors": "replace",
+        **special,
+    }
+    _write_json(folder / "tokenizer_config.json", config)
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write JSON as transformers does."""
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _native_config(config: Any) -> dict[str, Any]:
+    """Return the config as transformers writes it, without what `write_checkpoint` adds itself."""
+    return {k: v for k, v in config.to_dict().items() if k not in ("architectures", "dtype")}
+
+
+def _llada_config(config: Any) -> dict[str, Any]:
+    return {**llama_to_llada_config(config), **LLADA_HEADER}
+
+
+def _dream_config(config: Any) -> dict[str, Any]:
+    """Return Qwen2's config with the base of the rotation where Dream's config has it."""
+    native = _native_config(config)
+    theta = native.pop("rope_parameters")["rope_theta"]
+    return {**native, "rope_theta": theta, **DREAM_HEADER}
+
+
+FILE_FORMATS = {
+    "llada": FileFormat("LlamaForCausalLM", _llada_config, llama_to_llada_key, _write_native_tokenizer),
+    "dream": FileFormat("Qwen2ForCausalLM", _dream_config, str, _write_dream_tokenizer),
+    "native": FileFormat("", _native_config, str, _write_native_tokenizer),
+}

@@ -1,0 +1,173 @@
+"""What a checkpoint is and supports, without its weights.
+
+describe("GSAI-ML/LLaDA-8B-Instruct").parameters      # fetches the config and the tokenizer, but no weights
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from floatscope.errors import UserError, explain_read_errors, name_in_errors, printable
+from floatscope.models import gguf
+from floatscope.models.adapter import adapt_spec, check_base, read_adapter
+from floatscope.models.architectures import CAUSAL, Architecture
+from floatscope.models.bases import is_base_name
+from floatscope.models.names import display_name, find_checkpoint, find_weights, resolve_path, split_adapter
+from floatscope.models.prepared_checkpoint import build_empty_module, prepare_checkpoint
+from floatscope.models.spec import ModelSpec, infer_spec
+from floatscope.models.tokenizer import ModelTokenizer
+
+
+@dataclass(frozen=True)
+class Description:
+    """The facts that `floatscope models NAME` prints."""
+
+    spec: ModelSpec
+    transformers_class: str
+    parameters: int
+    dtype: str | None
+    layers: int | None
+    heads: int | None
+    kv_heads: int | None
+    head_dim: int | None
+    vocab_size: int | None
+    tokens: dict[str, str | None]  # a role such as "mask" → the name of its token
+    has_chat_template: bool
+    samplers: tuple[str, ...]
+    capture_obstacle: str | None  # why its attention cannot be captured; None: it can
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        """The description as a JSON object."""
+        return asdict(self)
+
+
+def describe(
+    name: str | Path, *, mask_id: int | None = None, shift: bool | None = None, revision: str | None = None
+) -> Description:
+    """Describe a model by any name that `load` accepts; raise a `UserError` with the reason if it cannot be opened.
+
+    The arguments are those of `load`.
+    """
+    with explain_read_errors(name):
+        base, adapter = split_adapter(name)
+        if adapter is not None:
+            return _describe_adapted(name, describe(base, revision=revision), find_weights(base, revision), adapter)
+        path = resolve_path(name)
+        if path.suffix == ".gguf":
+            return _describe_gguf(display_name(name, path), path, mask_id, shift)
+        return _describe_folder(name, mask_id, shift, revision)
+
+
+def _describe_adapted(name: str | Path, base: Description, base_path: Path, folder: Path) -> Description:
+    adapter = read_adapter(folder)
+    check_base(adapter, base_path)
+    with name_in_errors(folder):
+        spec = adapt_spec(base.spec, adapter)
+    note = f"its base is {adapter.base_name}; the adapter has {adapter.parameters:,} parameters"
+    return replace(
+        base,
+        spec=replace(spec, name=str(name)) if is_base_name(name) else spec,
+        tokens={**base.tokens, "mask": adapter.mask_token},
+        samplers=_samplers(spec.paradigm),
+        warnings=(*base.warnings, note),
+    )
+
+
+def _describe_folder(name: str | Path, mask_id: int | None, shift: bool | None, revision: str | None) -> Description:
+    folder, commit = find_checkpoint(name, revision, weights=False)
+    is_local = commit is None
+    prepared = prepare_checkpoint(
+        display_name(name, folder, commit), folder, weights=is_local, mask_id=mask_id, shift=shift
+    )
+    checkpoint, module = prepared.checkpoint, prepared.empty_module
+    return _build_description(
+        spec=replace(prepared.spec, revision=commit),
+        architecture=prepared.architecture,
+        module=module,
+        tokenizer=prepared.tokenizer,
+        parameters=sum(p.numel() for p in module.parameters()),
+        dtype=checkpoint.dtype if is_local else _config_dtype(checkpoint.config),
+    )
+
+
+def _describe_gguf(name: str, path: Path, mask_id: int | None, shift: bool | None) -> Description:
+    header = gguf.read_header(path)
+    config, tokenizer = gguf.read_config(path), gguf.read_tokenizer(path)
+    with name_in_errors(path):
+        module = build_empty_module(gguf.causal_class(config), config)
+        tied = set(getattr(module, "all_tied_weights_keys", {}))
+        needed = sum(t.numel() for k, t in module.named_parameters() if k not in tied)
+        if needed > header.parameters:
+            raise UserError(f"tensors are missing: {needed:,} weights are needed, but it holds {header.parameters:,}")
+        spec = infer_spec(name, CAUSAL, {}, module, tokenizer, mask_id=mask_id, shift=shift)
+    return _build_description(spec, CAUSAL, module, tokenizer, header.parameters, None)
+
+
+def _build_description(
+    spec: ModelSpec,
+    architecture: Architecture,
+    module: Any,
+    tokenizer: ModelTokenizer | None,
+    parameters: int,
+    dtype: str | None,
+) -> Description:
+    config = module.config
+    heads, width = getattr(config, "num_attention_heads", None), getattr(config, "hidden_size", None)
+    return Description(
+        spec=spec,
+        transformers_class=type(module).__name__,
+        parameters=parameters,
+        dtype=dtype,
+        layers=getattr(config, "num_hidden_layers", None),
+        heads=heads,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(config, "head_dim", None) or (width // heads if width and heads else None),
+        vocab_size=module.get_input_embeddings().num_embeddings,
+        tokens=_token_names(spec, tokenizer),
+        has_chat_template=tokenizer is not None and tokenizer.has_chat_template,
+        samplers=_samplers(spec.paradigm),
+        capture_obstacle=_capture_obstacle(module),
+        warnings=_warnings(architecture, spec, tokenizer),
+    )
+
+
+def _config_dtype(config: dict[str, Any]) -> str | None:
+    dtype = config.get("torch_dtype") or config.get("dtype")
+    return None if dtype is None else printable(dtype)
+
+
+def _token_names(spec: ModelSpec, tokenizer: ModelTokenizer | None) -> dict[str, str | None]:
+    roles = ("mask", "bos", "eos", "eot", "pad")
+    return {} if tokenizer is None else {role: tokenizer.id_to_token(getattr(spec, f"{role}_id")) for role in roles}
+
+
+def _samplers(paradigm: str) -> tuple[str, ...]:
+    from floatscope.sampling.samplers import SAMPLERS
+
+    return ("ar",) if paradigm == "arm" else tuple(name for name in SAMPLERS if name != "ar")
+
+
+def _capture_obstacle(module: Any) -> str | None:
+    """What changes the softmax itself, or computes it out of reach, so that it cannot be captured exactly."""
+    if not (module._supports_attention_backend or module._supports_sdpa):
+        return "it computes its attention, if it has any, in its own code"
+    if getattr(module.config, "attn_logit_softcapping", None):
+        return "a soft cap on the attention scores"
+    if any(name.endswith(".sinks") for name, _ in module.named_parameters()):
+        return "attention sinks as parameters"
+    return None
+
+
+def _warnings(architecture: Architecture, spec: ModelSpec, tokenizer: ModelTokenizer | None) -> tuple[str, ...]:
+    warnings = [architecture.note] if architecture.note else []
+    if tokenizer is None:
+        warnings.append("no tokenizer: prompts are token ids")
+    if architecture.paradigm == "arm" and spec.paradigm == "mdm":
+        warnings.append(
+            "a causal model opened as a masked diffusion model; loading it checks that its causal mask can be dropped"
+        )
+    return tuple(warnings)

@@ -1,0 +1,199 @@
+"""A checkpoint folder, prepared for loading: everything except the weights, checked.
+
+    prepared = prepare_checkpoint("LLaDA-8B-Base", Path("LLaDA-8B-Base"))
+    prepared.spec.mask_id, type(prepared.empty_module).__name__      # 126336, "LlamaForCausalLM"
+
+The module is on the meta device: it has names and shapes, and takes no memory.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from floatscope.errors import LIBRARY_ERRORS, UserError, join_names, name_in_errors, printable, summarize_error
+from floatscope.models.architectures import Architecture, find_architecture
+from floatscope.models.checkpoint import SUPPORTED_DTYPES, TORCH_DTYPES, Checkpoint, read_checkpoint, read_config
+from floatscope.models.names import unknown_architecture
+from floatscope.models.silence import silence_libraries
+from floatscope.models.spec import ModelSpec, infer_spec
+from floatscope.models.tokenizer import ModelTokenizer
+from floatscope.models.tokenizer_files import open_tokenizer
+
+IGNORED_SETTINGS = (  # settings that do not describe the network: kernels from the hub, code, labels, …
+    "attn_implementation",
+    "_attn_implementation",
+    "_attn_implementation_internal",
+    "_attn_implementation_autoset",
+    "experts_implementation",
+    "_experts_implementation",
+    "_experts_implementation_internal",
+    "auto_map",
+    "chunk_size_feed_forward",
+    "custom_generate",
+    "distributed_config",
+    "dtype",
+    "fusion_config",
+    "id2label",
+    "kernel_config",
+    "label2id",
+    "num_labels",
+    "output_attentions",
+    "output_hidden_states",
+    "return_dict",
+    "torch_dtype",
+    "transformers_weights",
+    "use_kernels",
+    "written_by",
+)
+SIZES = (  # whole numbers of at least 1
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+)
+SCALES = ("rope_theta", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps")  # numbers above 0
+
+
+@dataclass(frozen=True)
+class PreparedCheckpoint:
+    """What is known about a checkpoint before its weights are read."""
+
+    checkpoint: Checkpoint
+    architecture: Architecture
+    empty_module: Any  # the transformers module on the meta device
+    tokenizer: ModelTokenizer | None
+    spec: ModelSpec
+
+
+def prepare_checkpoint(
+    name: str, path: Path, *, weights: bool = True, mask_id: int | None = None, shift: bool | None = None
+) -> PreparedCheckpoint:
+    """Find the architecture, config, tokenizer and spec of a checkpoint folder, and check them against each other.
+
+    Args:
+        name: the name that the spec shows.
+        path: the folder.
+        weights: whether the weight files are there, so that their headers can be checked too.
+        mask_id: overrides the mask token of the files.
+        shift: overrides the shift of the architecture.
+    """
+    checkpoint = read_checkpoint(path) if weights else Checkpoint(path, read_config(path), (), {})
+    with name_in_errors(path):
+        match = find_architecture(checkpoint.config, checkpoint.tensors if weights else None)
+        if match is None:
+            raise unknown_architecture(checkpoint.config, checkpoint.tensors if weights else {})
+        architecture, class_name = match
+        config = build_config(architecture, class_name, checkpoint.config)
+        tokenizer = open_tokenizer(path, has_separator=architecture.has_separator)
+        empty_module = build_empty_module(class_name, config)
+        if weights:
+            _check_tensors(checkpoint, architecture, empty_module)
+        spec = infer_spec(name, architecture, checkpoint.config, empty_module, tokenizer, mask_id=mask_id, shift=shift)
+    return PreparedCheckpoint(checkpoint, architecture, empty_module, tokenizer, spec)
+
+
+def build_config(architecture: Architecture, class_name: str, config: dict[str, Any]) -> Any:
+    """Build the config of a transformers class; only settings of the network are taken from config.json."""
+    import transformers
+    from huggingface_hub.errors import StrictDataclassError
+
+    settings = architecture.convert_config(config) if architecture.convert_config else _network_settings(config)
+    settings.pop("model_type", None)  # the class has its own
+    try:
+        with silence_libraries():
+            built = getattr(transformers, class_name).config_class.from_dict(settings)
+    except (StrictDataclassError, *LIBRARY_ERRORS) as error:
+        raise UserError(f"its config.json does not describe a {class_name} ({summarize_error(error)})") from error
+    _check_config(built)
+    return built
+
+
+def _network_settings(config: dict[str, Any]) -> dict[str, Any]:
+    """Drop ignored settings, at every depth."""
+    settings = {k: v for k, v in config.items() if k not in IGNORED_SETTINGS}
+    return {k: _network_settings(v) if isinstance(v, dict) else v for k, v in settings.items()}
+
+
+def _check_config(config: Any) -> None:
+    """Refuse values that transformers accepts, and then crashes on or computes nonsense with."""
+    for name in SIZES:
+        size = getattr(config, name, None)
+        if isinstance(size, int) and size < 1:
+            raise UserError(f"its config has {name} {size}; expected at least 1")
+    rope = getattr(config, "rope_parameters", None)
+    scales = {name: getattr(config, name, None) for name in SCALES} | (rope if isinstance(rope, dict) else {})
+    for name in SCALES:
+        scale = scales[name]
+        if scale is not None and not (type(scale) in (int, float) and math.isfinite(scale) and scale > 0):
+            raise UserError(f"its config has {name} {printable(repr(scale))}; expected a number above 0")
+    pad, rows = getattr(config, "pad_token_id", None), getattr(config, "vocab_size", None)
+    if isinstance(pad, int) and isinstance(rows, int) and pad >= rows:
+        raise UserError(f"its config has pad_token_id {pad}; expected a token id, 0 … {rows - 1}")
+    kind = getattr(config, "position_embedding_type", None)
+    if kind not in (None, "absolute"):
+        raise UserError(f"its config has position_embedding_type {printable(kind)}, which transformers 5 has dropped")
+
+
+def build_empty_module(class_name: str, config: Any) -> nn.Module:
+    """Build a transformers module on the meta device: names and shapes, no memory."""
+    import transformers
+
+    try:
+        with silence_libraries(), torch.device("meta"):
+            module: nn.Module = getattr(transformers, class_name)(config)
+    except LIBRARY_ERRORS as error:
+        raise UserError(f"its config.json does not describe a {class_name} ({summarize_error(error)})") from error
+    return module
+
+
+def _check_tensors(checkpoint: Checkpoint, architecture: Architecture, empty_module: nn.Module) -> None:
+    """Check that no tensor is missing or unexpected and that shapes fit, before any weight is read.
+
+    A transformers class may rename and merge tensors while it loads. So a mismatch is refused here only if we know the
+    names ourselves, or if more weights are needed than are stored; loading finds the rest.
+    """
+    tied = set(getattr(empty_module, "all_tied_weights_keys", {}))
+    needed = empty_module.state_dict()
+    names = module_keys(checkpoint, architecture, empty_module)
+    stored = {name: checkpoint.tensors[key] for key, name in names.items()}
+    counts = Counter(names.values())
+    check_keys((), {key for key, name in names.items() if key == name and counts[name] > 1})
+    missing, unexpected = needed.keys() - stored.keys() - tied, stored.keys() - needed.keys()
+    needed_size = sum(t.numel() for k, t in needed.items() if k not in tied)
+    if architecture.convert_config or needed_size > sum(s.size for s in stored.values()):
+        check_keys(missing, unexpected)
+    for key, tensor in stored.items():
+        parameter = needed.get(key)
+        if parameter is not None and tensor.shape != tuple(parameter.shape):
+            raise UserError(f"its tensor {key} is {tensor.shape}, but its config.json needs {tuple(parameter.shape)}")
+        is_weight = key.endswith(".weight") if parameter is None else parameter.is_floating_point()
+        if is_weight and tensor.dtype not in TORCH_DTYPES:
+            raise UserError(f"its tensor {printable(key)} is stored as {tensor.dtype}; {SUPPORTED_DTYPES}")
+
+
+def module_keys(checkpoint: Checkpoint, architecture: Architecture, empty_module: nn.Module) -> dict[str, str]:
+    """Map the name of every stored tensor that is read to its name in the module."""
+    needed = empty_module.state_dict().keys()
+    prefix = getattr(empty_module, "base_model_prefix", "")  # GPT-2's files leave it out
+    renamed = {
+        k: architecture.rename_key(k) for k in checkpoint.tensors if not re.fullmatch(architecture.ignored_keys, k)
+    }
+    return {k: f"{prefix}.{n}" if n not in needed and f"{prefix}.{n}" in needed else n for k, n in renamed.items()}
+
+
+def check_keys(missing: Collection[str], unexpected: Collection[str]) -> None:
+    """Raise a `UserError` if there are missing or unexpected tensors."""
+    if missing or unexpected:
+        raise UserError(f"missing tensors: {join_names(missing)}; unexpected tensors: {join_names(unexpected)}")

@@ -1,0 +1,211 @@
+"""Small checkpoints with random weights in the formats of real ones, for trying things out and for tests.
+
+    write_random("tiny")                                  # LLaDA's format
+    write_random("tiny-dream", "dream", seed=1, shards=3, layers=2)
+
+The tokenizer is real and small: the 256 bytes and the special tokens of the architecture, with its chat template.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from floatscope.errors import UserError, unknown_choice
+from floatscope.files.json_files import read_json
+from floatscope.models.checkpoint import DOWNLOAD_AGAIN
+from floatscope.models.checkpoint_writer import checkpoint_tensors, write_checkpoint
+
+SIGNATURE = {"written_by": "floatscope.write_random"}  # in config.json
+OWN_FILES = ("model*.safetensors*", "*token*.json", "vocab.json", "merges.txt", "chat_template.jinja")
+WEIGHT_STD = 0.3  # with the usual 0.02, a model this small attends to everything alike
+SIZES = {"width": 64, "layers": 6, "heads": 4, "kv_heads": 4, "ffn": 192, "vocab_size": 512, "context": 4096}
+CONFIG_NAMES = {  # our names → those of a transformers config
+    "width": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "ffn": "intermediate_size",
+    "vocab_size": "vocab_size",
+    "context": "max_position_embeddings",
+}
+
+LLAMA3_TEMPLATE = (
+    "{% for message in messages %}{% if loop.first %}{{ bos_token }}{% endif %}"
+    "<|start_header_id|>{{ message['role'] }}<|end_header_id|>\n\n{{ message['content'] | trim }}<|eot_id|>{% endfor %}"
+    "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}"
+)
+CHATML_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@dataclass(frozen=True)
+class RandomArchitecture:
+    """How to build and write a random model of one architecture."""
+
+    file_format: str
+    build: Callable[[dict[str, int], dict[str, Any]], Any]  # sizes and config settings → a transformers module
+    special_tokens: dict[str, str]  # a role such as "eos_token" → the token
+    extra_tokens: tuple[str, ...] = ()  # special tokens without a role
+    chat_template: str | None = None
+    mask_token: str | None = None
+
+
+def write_random(folder: str | Path, architecture: str = "llada", seed: int = 0, shards: int = 1, **sizes: int) -> Path:
+    """Write a checkpoint with random weights, which `load` opens.
+
+    Args:
+        folder: a new or empty folder, or one that this function wrote before.
+        architecture: "llada", "dream", "llama" or "bert".
+        seed: the seed of the weights.
+        shards: the number of weight files.
+        **sizes: width, layers, heads, kv_heads, ffn, vocab_size, context; the defaults are `SIZES`. If `vocab_size` is
+            too small for the tokenizer, none is written: the last id is then the mask, and the one before it is eos.
+
+    Returns:
+        The folder.
+
+    Example:
+        >>> model = load(write_random("tiny", layers=2, heads=2))
+        >>> model.spec.architecture
+        'llada'
+    """
+    if architecture not in RANDOM_ARCHITECTURES:
+        raise unknown_choice("architecture", str(architecture), RANDOM_ARCHITECTURES)
+    for name in sizes:
+        if name not in SIZES:
+            raise unknown_choice("size of a random checkpoint", name, SIZES)
+    sizes = {**SIZES, "kv_heads": sizes.get("heads", SIZES["heads"]), **sizes}
+    _check_numbers(sizes, seed, shards, architecture)
+    row = RANDOM_ARCHITECTURES[architecture]
+    tokenizer: Any = _build_tokenizer(row)
+    if len(tokenizer) > sizes["vocab_size"]:
+        tokenizer, last = None, sizes["vocab_size"] - 1
+        ids = {"eos_token_id": last - 1, "pad_token_id": last - 1}
+        ids |= {"mask_token_id": last} if row.mask_token else {}
+    else:
+        roles = ("bos_token", "eos_token", "pad_token")
+        tokens = {role: row.special_tokens[role] for role in roles if role in row.special_tokens}
+        tokens |= {"mask_token": row.mask_token} if row.mask_token else {}
+        ids = {f"{role}_id": tokenizer.convert_tokens_to_ids(token) for role, token in tokens.items()}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = row.build(sizes, {"initializer_range": WEIGHT_STD, "tie_word_embeddings": False})
+    checkpoint_tensors(module, row.file_format, shards)  # raises before any file is touched
+    _prepare_folder(Path(folder))
+    extra_config: dict[str, int | str] = {**ids, **SIGNATURE}
+    return write_checkpoint(
+        folder, module, row.file_format, tokenizer=tokenizer, extra_config=extra_config, shards=shards
+    )
+
+
+def _check_numbers(sizes: dict[str, int], seed: int, shards: int, architecture: str) -> None:
+    for name, value in {**sizes, "shards": shards, "seed": seed}.items():
+        # The writer checks the number of shards against that of the tensors.
+        least = {"vocab_size": 2, "seed": 0, "shards": -math.inf}.get(name, 1)
+        if type(value) is not int or value < least or value >= 2**63:
+            raise UserError(f"{name} must be a whole number of at least {max(least, 0)}, got {value!r}")
+    width, heads, kv_heads = sizes["width"], sizes["heads"], sizes["kv_heads"]
+    if width % heads or heads % kv_heads:
+        raise UserError(f"width {width}, heads {heads}, kv_heads {kv_heads}: each must be a multiple of the next")
+    if architecture != "bert" and width // heads % 2:
+        raise UserError(f"width {width} with {heads} heads gives heads of {width // heads}, which must be even")
+
+
+def _prepare_folder(folder: Path) -> None:
+    """Create the folder, or clear one that `write_random` wrote; refuse one with other files."""
+    config = folder / "config.json"
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        folder.mkdir(parents=True, exist_ok=True)
+    elif not config.is_file() or not SIGNATURE.items() <= read_json(config, DOWNLOAD_AGAIN).items():
+        raise UserError(f"{folder} contains other files, which would be overwritten; give a new or empty folder")
+    for file in {file for pattern in OWN_FILES for file in folder.glob(pattern)}:
+        file.unlink()
+    config.write_text(json.dumps(SIGNATURE))  # so that an interrupted write can be repeated
+
+
+def _build_tokenizer(row: RandomArchitecture) -> Any:
+    """Build a byte-level tokenizer without merges."""
+    from tokenizers import Tokenizer, decoders, pre_tokenizers, processors
+    from tokenizers.models import BPE
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(BPE(vocab={byte: i for i, byte in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([*dict.fromkeys([*row.special_tokens.values(), *row.extra_tokens])])
+    if "cls_token" in row.special_tokens:
+        cls, sep = row.special_tokens["cls_token"], row.special_tokens["sep_token"]
+        ends = [(token, backend.token_to_id(token)) for token in (cls, sep)]
+        backend.post_processor = processors.TemplateProcessing(single=f"{cls} $A {sep}", special_tokens=ends)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=row.chat_template, **row.special_tokens)
+
+
+def _build_llama(sizes: dict[str, int], settings: dict[str, Any]) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    rope = {"rope_type": "default", "rope_theta": 500000.0}
+    return LlamaForCausalLM(LlamaConfig(**_config_sizes(sizes), rope_parameters=rope, rms_norm_eps=1e-5, **settings))
+
+
+def _build_qwen2(sizes: dict[str, int], settings: dict[str, Any]) -> Any:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    rope = {"rope_type": "default", "rope_theta": 1000000.0}
+    return Qwen2ForCausalLM(Qwen2Config(**_config_sizes(sizes), rope_parameters=rope, rms_norm_eps=1e-6, **settings))
+
+
+def _build_bert(sizes: dict[str, int], settings: dict[str, Any]) -> Any:
+    from transformers import BertConfig, BertForMaskedLM
+
+    return BertForMaskedLM(BertConfig(**_config_sizes(sizes), **{**settings, "tie_word_embeddings": True}))
+
+
+def _config_sizes(sizes: dict[str, int]) -> dict[str, int]:
+    return {CONFIG_NAMES[name]: value for name, value in sizes.items()}
+
+
+RANDOM_ARCHITECTURES = {
+    "llada": RandomArchitecture(
+        file_format="llada",
+        build=_build_llama,
+        special_tokens={"bos_token": "<|startoftext|>", "eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"},
+        extra_tokens=("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|mdm_mask|>"),
+        chat_template=LLAMA3_TEMPLATE,
+        mask_token="<|mdm_mask|>",  # in the config alone: the real tokenizer has no mask_token either
+    ),
+    "dream": RandomArchitecture(
+        file_format="dream",
+        build=_build_qwen2,
+        special_tokens={
+            "bos_token": "<|beginoftext|>",
+            "eos_token": "<|endoftext|>",
+            "pad_token": "<|endoftext|>",
+            "mask_token": "<|mask|>",
+        },
+        extra_tokens=("<|im_start|>", "<|im_end|>"),
+        chat_template=CHATML_TEMPLATE,
+        mask_token="<|mask|>",
+    ),
+    "llama": RandomArchitecture(
+        file_format="native",
+        build=_build_llama,
+        special_tokens={"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>", "pad_token": "<|im_end|>"},
+        extra_tokens=("<|im_start|>",),
+        chat_template=CHATML_TEMPLATE,
+    ),
+    "bert": RandomArchitecture(
+        file_format="native",
+        build=_build_bert,
+        special_tokens={"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"},
+    ),
+}
