@@ -34,7 +34,7 @@ STANDARD_DEVIATIONS = (0.02, 0.03, 0.06)
 class ErrorReducer(Reducer):
     """Compares the backend of a call with the dense reference; it does not fold over blocks."""
 
-    name, axes = "error", ("what",)
+    name, axes = "error", ("statistic",)
     backend = ""
 
     def run(self, call: AttentionCall, lse: Tensor | None) -> Tensor:

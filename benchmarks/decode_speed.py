@@ -166,7 +166,7 @@ def make_row(
     share = bench.count_operations(prompts) / seconds / bench.rate if kind == "MDM" else None
     return {
         "model": kind,
-        "what": variant,
+        "variant": variant,
         "prompts_s": rate,
         "tokens_s": NEW * rate,
         "share": share,
@@ -209,12 +209,12 @@ def main() -> None:
     bench = Bench(device)
     print(f"one matrix product: {bench.rate / 1e12:.3g} TFLOP/s")
     rows = measure_speed(bench)
-    print("| model | what | prompts/s | tokens/s | share of the matrix product | outside the forward |")
+    print("| model | variant | prompts/s | tokens/s | share of the matrix product | outside the forward |")
     print("|---|---|---:|---:|---:|---:|")
     for r in rows:
         share = "" if r["share"] is None else f"{r['share']:.0%}"
         figures = f"{r['prompts_s']:.3g} | {r['tokens_s']:.3g} | {share} | {r['loop']:.1%}"
-        print(f"| {r['model']} | {r['what']} | {figures} |", flush=True)
+        print(f"| {r['model']} | {r['variant']} | {figures} |", flush=True)
     agreement = measure_agreement(bench)
     shares = ", ".join(f"{kind} {share:.1%}" for kind, share in agreement.items())
     print(f"tokens that a ragged batch has in common with single prompts: {shares}")

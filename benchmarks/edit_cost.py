@@ -83,13 +83,13 @@ def main() -> None:
             times[name] += time_steps(model, *inputs, edit, watched)
     median = {name: statistics.median(seconds) for name, seconds in times.items()}
     rows: list[dict[str, Any]] = [
-        {"what": name, "ms": 1e3 * value, "ratio": value / median["watched"], "goal": GOALS[device].get(name)}
+        {"variant": name, "ms": 1e3 * value, "ratio": value / median["watched"], "goal": GOALS[device].get(name)}
         for name, value in median.items()
     ]
     print(f"{machine(device)}, commit {commit()}")
-    print("| what | ms per step | ratio to watched | goal |\n|---|---:|---:|---:|")
+    print("| variant | ms per step | ratio to watched | goal |\n|---|---:|---:|---:|")
     for row in rows:
-        print(f"| {row['what']} | {row['ms']:.1f} | {row['ratio']:.2f} | {row['goal'] or ''} |")
+        print(f"| {row['variant']} | {row['ms']:.1f} | {row['ratio']:.2f} | {row['goal'] or ''} |")
     if args.json:
         args.json.write_text(json.dumps({"machine": machine(device), "commit": commit(), "rows": rows}, indent=1))
 

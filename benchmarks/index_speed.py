@@ -66,14 +66,17 @@ def measure(passages: int, questions: int, folder: Path) -> list[dict[str, Any]]
         counts = index.add(entries)
         seconds = time.perf_counter() - began
         assert counts.added == (passages if operation == "add" else 0), counts
-        rows.append({"what": operation, "s": seconds, "per_s": passages / seconds})
+        rows.append({"operation": operation, "s": seconds, "per_s": passages / seconds})
     times = []
     for question in sample_texts(words, rng, np.full(questions, QUESTION)):
         began = time.perf_counter()
         assert len(index.search(question, K)) == K
         times.append(time.perf_counter() - began)
     median, p99 = statistics.median(times), statistics.quantiles(times, n=100)[-1]
-    return [*rows, {"what": "search", "median_ms": 1e3 * median, "p99_ms": 1e3 * p99, "bytes": index.stats().bytes}]
+    return [
+        *rows,
+        {"operation": "search", "median_ms": 1e3 * median, "p99_ms": 1e3 * p99, "bytes": index.stats().bytes},
+    ]
 
 
 def main() -> None:
@@ -87,14 +90,14 @@ def main() -> None:
     print(f"{machine('cpu')}, {len(os.sched_getaffinity(0))} cores, commit {commit()}")
     with TemporaryDirectory() as folder:
         rows = measure(args.passages, args.questions, Path(folder) / "index")
-    print("| what | | goal |\n|---|---|---|")
+    print("| operation | | goal |\n|---|---|---|")
     for r in rows:
         if "s" in r:
             result = f"{r['s']:.1f} s, {r['per_s']:,.0f} passages per second"
         else:
             size = format_size(r["bytes"])
             result = f"median {r['median_ms']:.2f} ms, p99 {r['p99_ms']:.2f} ms, in {size} of index"
-        print(f"| {r['what']} | {result} | {GOALS.get(r['what'], '')} |")
+        print(f"| {r['operation']} | {result} | {GOALS.get(r['operation'], '')} |")
     if args.json:
         args.json.write_text(json.dumps({"machine": machine("cpu"), "commit": commit(), "rows": rows}, indent=1))
 

@@ -52,14 +52,14 @@ def time_decoding(model: Model, ids: list[int], watch: Watch | None) -> float:
 def measure(rounds: int) -> list[dict[str, Any]]:
     """Return a row for each twin and variant."""
     models = {kind: load(f"twin:{kind}", device="cpu") for kind in ("mdm", "arm")}
-    variants = [(kind, what) for kind in models for what in WATCHES]
+    variants = [(kind, variant) for kind in models for variant in WATCHES]
     times: dict[tuple[str, str], list[float]] = {variant: [] for variant in variants}
     for _ in range(rounds + 1):
-        for kind, what in variants:
-            times[kind, what].append(time_decoding(models[kind], make_prompt(models[kind]), WATCHES[what]))
+        for kind, variant in variants:
+            times[kind, variant].append(time_decoding(models[kind], make_prompt(models[kind]), WATCHES[variant]))
     return [
-        {"model": f"twin:{kind}", "what": what, "best_s": min(t), "median_s": statistics.median(t)}
-        for (kind, what), (_, *t) in times.items()  # the first round is a warm-up
+        {"model": f"twin:{kind}", "variant": variant, "best_s": min(t), "median_s": statistics.median(t)}
+        for (kind, variant), (_, *t) in times.items()  # the first round is a warm-up
     ]
 
 
@@ -71,10 +71,10 @@ def main() -> None:
     args = parser.parse_args()
     print(f"{machine('cpu')}, commit {commit()}")
     rows = measure(args.rounds)
-    print("| model | what | best s | median s | goal s |\n|---|---|---:|---:|---:|")
+    print("| model | variant | best s | median s | goal s |\n|---|---|---:|---:|---:|")
     for r in rows:
-        goal = GOALS.get((r["model"].removeprefix("twin:"), r["what"]), "")
-        print(f"| {r['model']} | {r['what']} | {r['best_s']:.2f} | {r['median_s']:.2f} | {goal} |")
+        goal = GOALS.get((r["model"].removeprefix("twin:"), r["variant"]), "")
+        print(f"| {r['model']} | {r['variant']} | {r['best_s']:.2f} | {r['median_s']:.2f} | {goal} |")
     if args.json:
         args.json.write_text(json.dumps({"machine": machine("cpu"), "commit": commit(), "rows": rows}, indent=1))
 

@@ -253,7 +253,7 @@ def measure(bench: Bench, T: int) -> list[dict[str, Any]]:
         rows.append(
             {
                 "T": T,
-                "what": name,
+                "variant": name,
                 "ms": 1e3 * median,
                 "ratio": median / statistics.median(times[base]),
                 "spread": (max(times[name]) - min(times[name])) / median,
@@ -284,10 +284,10 @@ def _cpu() -> str:
 
 def print_rows(rows: list[dict[str, Any]]) -> None:
     """Print a Markdown table."""
-    print("| T | what | ms | ratio | extra MiB |\n|---:|---|---:|---:|---:|")
+    print("| T | variant | ms | ratio | extra MiB |\n|---:|---|---:|---:|---:|")
     for r in rows:
         extra = "" if r["extra_mib"] is None else f"{r['extra_mib']:.0f}"
-        print(f"| {r['T']} | {r['what']} | {r['ms']:.2f} | {r['ratio']:.3f} | {extra} |", flush=True)
+        print(f"| {r['T']} | {r['variant']} | {r['ms']:.2f} | {r['ratio']:.3f} | {extra} |", flush=True)
 
 
 def main() -> None:

@@ -112,12 +112,12 @@ def write_twins(out: Path, limit: int, names: Sequence[str]) -> Iterator[str]:
     yield "### Number of few-shot examples\n\nWhich of three words is meant; chance is 33\n"
     yield write_few_shot(models, out / "examples", limit)
     for kind, data, options, title in STRESS:
-        able = [name for name in names if kind != "masks" or models[name].spec.paradigm == "mdm"]
-        if able:
+        runnable = [name for name in names if kind != "masks" or models[name].spec.paradigm == "mdm"]
+        if runnable:
             samples = read_shipped(data)[:limit]
             yield f"### {title}\n\n`--kind {kind}` on `{data}`\n"
             yield sweep_table(
-                [stress_once(models[name], samples, out / kind / name, kind, options, **SETTINGS) for name in able]
+                [stress_once(models[name], samples, out / kind / name, kind, options, **SETTINGS) for name in runnable]
             )
 
 

@@ -63,7 +63,7 @@ _HOMES = {
 }
 """Public name → the module that defines it."""
 
-__all__ = [*_HOMES, "analysis"]  # noqa: PLE0604
+__all__ = [*_HOMES, "analysis"]
 
 if TYPE_CHECKING:
     from floatscope import analysis
@@ -77,8 +77,8 @@ if TYPE_CHECKING:
     from floatscope.models.checkpoint_writer import write_checkpoint
     from floatscope.models.loader import load
     from floatscope.models.model import Model
-    from floatscope.models.spec import ModelSpec
     from floatscope.models.random_checkpoints import write_random
+    from floatscope.models.spec import ModelSpec
     from floatscope.models.untrained import untrained
     from floatscope.pipelines.decode import Decoding, decode
     from floatscope.pipelines.evaluate import evaluate

@@ -131,7 +131,7 @@ def canvas(
 def growing(
     attention: np.ndarray, prompt: int, visible: np.ndarray | None = None, cached: bool = True, **more: object
 ) -> Decoding:
-    """A causal model's text, one token longer at each step; `attention` is that of the last step [layer, head, T, T]."""
+    """A causal text, one token longer at each step; `attention` [layer, head, T, T] is that of the last step."""
     layers, _, total, _ = attention.shape
     mask = np.broadcast_to(causal(total) if visible is None else visible, (layers, total, total))
     text = np.array([BOS, *np.resize([*WORDS, STOP, LINE, END], total)])  # and the token that the last row predicts

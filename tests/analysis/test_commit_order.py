@@ -1,4 +1,4 @@
-"""The order of decoding: orders known beforehand, worked examples, and the same numbers by loops."""
+"""The order of decoding: known orders, worked examples, and loops as a slow reference."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import dense_decodings
 import numpy as np
 import pandas as pd
 import pytest
-from dense_decodings import BOS, COMMA, END, LINE, STOP, WORDS, Decoding, attend, canvas, causal, growing, build_trace
+from dense_decodings import BOS, COMMA, END, LINE, STOP, WORDS, Decoding, attend, build_trace, canvas, causal, growing
 
 from floatscope.analysis import TraceView
 from floatscope.analysis.commit_order import arness, commits, coupling, kendall, order, trajectory
@@ -25,170 +25,170 @@ PROMPT = 20
 W = WORDS[0]
 
 
-def even(n: int, steps: int) -> np.ndarray:
+def uniform_attention(n: int, steps: int) -> np.ndarray:
     return np.full((steps, 2, 1, n, n), 1 / n)
 
 
-def filled(when: Sequence[int], answer: Sequence[int] | None = None, sample: str = "hand") -> TraceView:
-    """A canvas whose i-th mask is filled at step `when[i]`, by `answer[i]`."""
+def view_of_order(when: Sequence[int], answer: Sequence[int] | None = None, sample: str = "hand") -> TraceView:
+    """A canvas whose i-th mask is filled at step `when[i]` with `answer[i]`."""
     tokens = np.array([BOS, *[W] * (PROMPT - 1), *(answer or [W] * len(when))])
-    decoding = canvas(even(PROMPT + len(when), max(when) + 1), PROMPT, when=when, tokens=tokens)
+    decoding = canvas(uniform_attention(PROMPT + len(when), max(when) + 1), PROMPT, when=when, tokens=tokens)
     return TraceView(build_trace(decoding, sample))
 
 
-def written(new: int = 8) -> TraceView:
+def autoregressive_view(new: int = 8) -> TraceView:
     """An autoregressive model's text."""
     total = PROMPT + new - 1
     whole = np.broadcast_to(causal(total) / causal(total).sum(1, keepdims=True), (2, 1, total, total))
     return TraceView(build_trace(growing(whole, PROMPT)))
 
 
-def one(view: TraceView) -> pd.Series:
+def order_row(view: TraceView) -> pd.Series:
     table = order(view)
     assert len(table) == 1
     return table.iloc[0]
 
 
-# Orders known beforehand
+# Known orders
 
 
-@pytest.mark.parametrize("view", [filled(range(8)), written()], ids=["masked", "autoregressive"])
+@pytest.mark.parametrize("view", [view_of_order(range(8)), autoregressive_view()], ids=["masked", "autoregressive"])
 def test_from_left_to_right(view):
-    told = one(view)
-    assert told[["steps", "tokens_per_step"]].tolist() == [8, 1]
-    assert told["kendall"] == 1
-    assert told["u_shape"] == pytest.approx(0)
+    row = order_row(view)
+    assert row[["steps", "tokens_per_step"]].tolist() == [8, 1]
+    assert row["kendall"] == 1
+    assert row["u_shape"] == pytest.approx(0)
     table = arness(view)
     assert table["k"].tolist() == [1, 2, 4, 8]
-    np.testing.assert_array_equal(table["local"], [1, 1, 1, np.nan])  # the eighth has seven before it
+    np.testing.assert_array_equal(table["local"], [1, 1, 1, np.nan])  # the eighth commit has seven before it
     assert table["global"].tolist() == [1, 1, 1, 1]
 
 
 def test_from_right_to_left():
-    view = filled([7, 6, 5, 4, 3, 2, 1, 0])
-    assert one(view)["kendall"] == -1
+    view = view_of_order([7, 6, 5, 4, 3, 2, 1, 0])
+    assert order_row(view)["kendall"] == -1
     table = arness(view)
     np.testing.assert_array_equal(table["local"], [0, 0, 0, np.nan])
     assert table["global"].tolist() == [1 / 8, 2 / 8, 4 / 8, 1]
 
 
 def test_ends_first():
-    """The middle third is filled at 6, 8 and 7 of 8, the outer ones at 0 to 5."""
-    view = filled([0, 2, 4, 6, 8, 7, 5, 3, 1])
-    assert one(view)["u_shape"] == pytest.approx((7 - 2.5) / 8)
-    inside_out = filled([8, 6, 4, 2, 0, 1, 3, 5, 7])
-    assert one(inside_out)["u_shape"] == pytest.approx((1 - 5.5) / 8)
+    """The middle third is filled at steps 6, 8 and 7 of 8, the outer thirds at 0 to 5."""
+    view = view_of_order([0, 2, 4, 6, 8, 7, 5, 3, 1])
+    assert order_row(view)["u_shape"] == pytest.approx((7 - 2.5) / 8)
+    inside_out = view_of_order([8, 6, 4, 2, 0, 1, 3, 5, 7])
+    assert order_row(inside_out)["u_shape"] == pytest.approx((1 - 5.5) / 8)
 
 
 @pytest.mark.parametrize(
     ("positions", "middle"),
     [(3, [1]), (4, [1, 2]), (5, [2]), (6, [2, 3]), (8, [3, 4]), (9, [3, 4, 5]), (10, [3, 4, 5, 6])],
 )
-def test_the_middle_third_is_what_has_its_centre_there(positions, middle):
-    view = filled([int(i in middle) for i in range(positions)])
-    assert one(view)["u_shape"] == 1
+def test_the_middle_third_has_the_positions_with_their_centre_in_it(positions, middle):
+    view = view_of_order([int(i in middle) for i in range(positions)])
+    assert order_row(view)["u_shape"] == 1
 
 
 @pytest.mark.parametrize("when", [[0], [0, 1]])
-def test_what_has_no_middle_or_no_ends_has_no_shape(when):
-    assert np.isnan(one(filled(when))["u_shape"])
+def test_u_shape_is_nan_without_a_middle_or_ends(when):
+    assert np.isnan(order_row(view_of_order(when))["u_shape"])
 
 
-def test_the_leftmost_at_once_is_as_autoregressive():
-    """Two a step from the left: of 28 pairs of positions 4 are tied in time, and the rest in order."""
-    view = filled([0, 0, 1, 1, 2, 2, 3, 3])
-    told = one(view)
-    assert told[["steps", "tokens_per_step"]].tolist() == [4, 2]
-    assert told["kendall"] == pytest.approx(24 / np.sqrt(24 * 28))
+def test_filling_the_leftmost_masks_at_once_is_autoregressive():
+    """Two per step from the left: 4 of 28 pairs of positions are tied in time, the rest are in order."""
+    view = view_of_order([0, 0, 1, 1, 2, 2, 3, 3])
+    row = order_row(view)
+    assert row[["steps", "tokens_per_step"]].tolist() == [4, 2]
+    assert row["kendall"] == pytest.approx(24 / np.sqrt(24 * 28))
     table = arness(view, ks=(1, 3, 7))
     assert table[["k", "local", "global"]].to_numpy().tolist() == [[1, 1, 1], [3, 1, 1], [7, 1, 1]]
 
 
-def test_everything_at_once_has_no_order():
-    told = one(filled([0] * 6))
-    assert np.isnan(told["kendall"])
-    assert told["u_shape"] == 0
-    assert told["tokens_per_step"] == 6
+def test_filling_everything_at_once_has_no_order():
+    row = order_row(view_of_order([0] * 6))
+    assert np.isnan(row["kendall"])
+    assert row["u_shape"] == 0
+    assert row["tokens_per_step"] == 6
 
 
-def test_ar_ness_by_hand():
-    """Filled: 3; 0 and 1; 2; 5; 4. So the path is 3 0 1 2 5 4."""
-    table = arness(filled([1, 1, 2, 0, 4, 3]), ks=(1, 2, 3, 5)).set_index("k")
+def test_arness_of_a_worked_example():
+    """Filled at consecutive steps: 3; 0 and 1; 2; 5; 4. The path is 3 0 1 2 5 4."""
+    table = arness(view_of_order([1, 1, 2, 0, 4, 3]), ks=(1, 2, 3, 5)).set_index("k")
     assert table["local"].tolist() == [2 / 5, 1 / 4, 0, 0]  # 0-1, 1-2; 0-1-2
     assert table["global"].tolist() == [4 / 6, 5 / 6, 5 / 6, 1]  # masks to the left: 3 0 0 0 1 0
 
 
 @pytest.mark.parametrize(("ks", "got"), [((0,), "0"), ((1, -1), "-1"), ([1.5], "1.5"), (["2"], "'2'")])
-def test_ar_ness_at_nothing(ks, got):
+def test_an_invalid_k_is_refused(ks, got):
     with pytest.raises(UserError, match=f"k of AR-ness must be a whole number of at least 1, got {got}"):
-        unwrap(arness)(filled([0, 1]), ks)  # the tests' own checks of types come first
+        unwrap(arness)(view_of_order([0, 1]), ks=ks)  # without the type checks of the tests
 
 
 # Trivial tokens
 
 
 def test_trivial_tokens_first():
-    """Of eight the first quarter is two: a comma and an end. Half of all are trivial."""
-    view = filled([2, 0, 3, 4, 1, 5, 6, 7], [W, COMMA, LINE, W, END, W, STOP, W])
-    assert one(view)[["trivial_first", "trivial", "trivial_ratio"]].tolist() == [1, 0.5, 2]
+    """The first quarter of eight tokens is a comma and an end. Half of all are trivial."""
+    view = view_of_order([2, 0, 3, 4, 1, 5, 6, 7], [W, COMMA, LINE, W, END, W, STOP, W])
+    assert order_row(view)[["trivial_first", "trivial", "trivial_ratio"]].tolist() == [1, 0.5, 2]
 
 
 def test_a_step_across_the_quarter_counts_in_part():
-    """The quarter is two of eight. The first step fills one of them, the next four one together, a quarter each."""
-    view = filled([0, 1, 1, 1, 1, 2, 2, 2], [STOP, W, STOP, STOP, W, W, W, W])
-    told = one(view)
-    assert told["trivial_first"] == pytest.approx((1 + 2 / 4) / 2)
-    assert told["trivial"] == 3 / 8
-    assert told["trivial_ratio"] == pytest.approx(0.75 / (3 / 8))
+    """The quarter is two of eight: the first commit, and a quarter of each of the next four."""
+    view = view_of_order([0, 1, 1, 1, 1, 2, 2, 2], [STOP, W, STOP, STOP, W, W, W, W])
+    row = order_row(view)
+    assert row["trivial_first"] == pytest.approx((1 + 2 / 4) / 2)
+    assert row["trivial"] == 3 / 8
+    assert row["trivial_ratio"] == pytest.approx(0.75 / (3 / 8))
 
 
-def test_a_quarter_need_not_be_whole():
-    """One and a half of six."""
-    assert one(filled(range(6), [STOP, W, W, W, W, W]))["trivial_first"] == pytest.approx(1 / 1.5)
-    assert one(filled(range(6), [W, STOP, W, W, W, W]))["trivial_first"] == pytest.approx(0.5 / 1.5)
+def test_a_quarter_may_include_part_of_a_commit():
+    """The quarter of six commits is one and a half."""
+    assert order_row(view_of_order(range(6), [STOP, W, W, W, W, W]))["trivial_first"] == pytest.approx(1 / 1.5)
+    assert order_row(view_of_order(range(6), [W, STOP, W, W, W, W]))["trivial_first"] == pytest.approx(0.5 / 1.5)
 
 
-def test_without_trivial_tokens():
-    told = one(filled(range(6)))
-    assert told[["trivial_first", "trivial"]].tolist() == [0, 0]
-    assert np.isnan(told["trivial_ratio"])
+def test_the_trivial_ratio_is_nan_without_trivial_tokens():
+    row = order_row(view_of_order(range(6)))
+    assert row[["trivial_first", "trivial"]].tolist() == [0, 0]
+    assert np.isnan(row["trivial_ratio"])
 
 
 # Commits and trajectories
 
 
 def test_commits():
-    table = commits(filled([0, 2, 2, 4], [LINE, W, BOS, END]))
+    table = commits(view_of_order([0, 2, 2, 4], [LINE, W, BOS, END]))
     assert table["commit"].tolist() == [0, 1, 2, 3]
     assert table["step"].tolist() == [0, 2, 2, 4]
-    assert table["position"].tolist() == [0, 2, 1, 3]  # those of a step were listed from the right
+    assert table["position"].tolist() == [0, 2, 1, 3]  # the commits of a step are listed from the right
     assert (table["positions"] == 4).all()
-    assert table["place"].tolist() == pytest.approx([0, 2 / 3, 1 / 3, 1])
-    assert table["time"].tolist() == [0, 0.5, 0.5, 1]
-    assert table["class"].tolist() == ["newline", "special", "content", "special"]  # no text begins here
+    assert table["relative_position"].tolist() == pytest.approx([0, 2 / 3, 1 / 3, 1])
+    assert table["relative_step"].tolist() == [0, 0.5, 0.5, 1]
+    assert table["class"].tolist() == ["newline", "special", "content", "special"]  # a bos inside a text is special
     assert table["confidence"].tolist() == [1] * 4
     assert (table["sample"] == "hand").all()
 
 
 def test_commits_of_an_autoregressive_model():
-    table = commits(written(5))
+    table = commits(autoregressive_view(5))
     assert table["step"].tolist() == table["position"].tolist() == [0, 1, 2, 3, 4]
     assert (table["positions"] == 5).all()
 
 
 def test_a_single_commit():
-    table = commits(filled([0]))
-    assert table[["place", "time"]].to_numpy().tolist() == [[0, 0]]
+    table = commits(view_of_order([0]))
+    assert table[["relative_position", "relative_step"]].to_numpy().tolist() == [[0, 0]]
 
 
-def test_the_template_says_nothing_of_what_is_written():
-    """Its words may stand at the first positions of the canvas; commits are classed by their own text."""
-    decoding = canvas(even(PROMPT + 3, 3), PROMPT, when=[0, 1, 2], regions={"template": range(6)})
+def test_the_template_region_does_not_affect_commits():
+    """Commits are classified by their own text."""
+    decoding = canvas(uniform_attention(PROMPT + 3, 3), PROMPT, when=[0, 1, 2], regions={"template": range(6)})
     assert commits(TraceView(build_trace(decoding)))["class"].tolist() == ["content"] * 3
 
 
-def gapped(decoding: Decoding, given: Sequence[int]) -> Decoding:
-    """The same, with some of what was to be filled given from the beginning."""
+def with_given_tokens(decoding: Decoding, given: Sequence[int]) -> Decoding:
+    """The decoding with some of the masks given from the start."""
     text = decoding.tokens[-1].copy()
     for _, p, _, token in decoding.commits:
         text[p] = token
@@ -199,30 +199,32 @@ def gapped(decoding: Decoding, given: Sequence[int]) -> Decoding:
     return replace(decoding, states=states, tokens=tokens, commits=[c for c in decoding.commits if c[1] not in given])
 
 
-def test_positions_are_counted_among_those_to_be_filled():
-    decoding = canvas(even(PROMPT + 6, 6), PROMPT, when=range(6))
-    view = TraceView(build_trace(gapped(decoding, [PROMPT + 1, PROMPT + 4])))
+def test_positions_are_counted_among_the_masks():
+    decoding = canvas(uniform_attention(PROMPT + 6, 6), PROMPT, when=range(6))
+    view = TraceView(build_trace(with_given_tokens(decoding, [PROMPT + 1, PROMPT + 4])))
     assert commits(view)["position"].tolist() == [0, 1, 2, 3]
-    assert arness(view, (1, 3))["local"].tolist() == [1, 1]
+    assert arness(view, ks=(1, 3))["local"].tolist() == [1, 1]
 
 
-def test_what_was_never_filled_is_a_mask_to_the_left():
-    decoding = canvas(even(PROMPT + 4, 4), PROMPT, when=range(4))
+def test_a_mask_that_is_never_filled_counts_as_a_mask_to_the_left():
+    decoding = canvas(uniform_attention(PROMPT + 4, 4), PROMPT, when=range(4))
     view = TraceView(build_trace(replace(decoding, commits=decoding.commits[1:])))
     assert commits(view)[["position", "positions"]].to_numpy().tolist() == [[1, 4], [2, 4], [3, 4]]
-    assert arness(view, (1, 2))["global"].tolist() == [0, 1]
+    assert arness(view, ks=(1, 2))["global"].tolist() == [0, 1]
 
 
 def test_the_trajectory_of_a_run():
-    table = pd.concat([commits(filled([0, 2], sample="short")), commits(filled([1, 0, 1], sample="long"))])
-    told = trajectory(table)
-    assert told.columns.tolist() == ["step", "position", "share"]
-    shares = told.pivot(index="step", columns="position", values="share")
+    table = pd.concat(
+        [commits(view_of_order([0, 2], sample="short")), commits(view_of_order([1, 0, 1], sample="long"))]
+    )
+    result = trajectory(table)
+    assert result.columns.tolist() == ["step", "position", "share"]
+    shares = result.pivot(index="step", columns="position", values="share")
     assert shares.to_numpy().tolist() == [[0.5, 0.5, 0], [1, 0.5, 1], [1, 1, 1]]
 
 
-def test_the_trajectory_of_what_is_never_filled():
-    decoding = canvas(even(PROMPT + 3, 3), PROMPT, when=[0, 1, 2])
+def test_the_trajectory_of_positions_that_are_never_filled():
+    decoding = canvas(uniform_attention(PROMPT + 3, 3), PROMPT, when=[0, 1, 2])
     table = commits(TraceView(build_trace(replace(decoding, commits=decoding.commits[:2]))))
     shares = trajectory(table).pivot(index="step", columns="position", values="share")
     assert shares.to_numpy().tolist() == [[1, 0, 0], [1, 1, 0]]
@@ -231,32 +233,32 @@ def test_the_trajectory_of_what_is_never_filled():
 # Coupling
 
 
-def anchored(path: Sequence[int], when: Sequence[int]) -> Decoding:
-    """The second of two layers gives half of its attention to a key at each step; the first half of it to the bos."""
+def decode_with_anchors(path: Sequence[int], when: Sequence[int]) -> Decoding:
+    """The second of two layers gives half of its attention to a key of each step, the first layer to the bos."""
     n = PROMPT + len(when)
-    A = even(n, len(path)) / 2
+    A = uniform_attention(n, len(path)) / 2
     A[:, 0, :, :, 0] += 0.5
     for t, key in enumerate(path):
         A[t, 1, :, :, key] += 0.5
     return canvas(A, PROMPT, when=when)
 
 
-def coupled(decoding: Decoding) -> pd.DataFrame:
+def coupling_table(decoding: Decoding) -> pd.DataFrame:
     return coupling(TraceView(build_trace(decoding))).set_index(["layer", "lag"])
 
 
 def test_the_top_key_is_where_the_next_commit_falls():
-    """Positions 2, 0, 3, 1 are filled in turn, and the key is a step ahead."""
-    table = coupled(anchored([20, 23, 21, 5], [1, 3, 0, 2]))
+    """Positions 2, 0, 3, 1 are filled in turn, and the top key is one step early."""
+    table = coupling_table(decode_with_anchors([20, 23, 21, 5], [1, 3, 0, 2]))
     assert table.loc[(1, 1), ["hit", "hit_4", "distance"]].tolist() == [1, 1, 0]
     assert table.loc[(1, 0), ["hit", "hit_4", "distance"]].tolist() == [0, 0.75, (2 + 3 + 2 + 16) / 4]
     assert table.loc[(0, 0), ["hit", "hit_4", "distance"]].tolist() == [0, 0, 21.5]
     assert table.loc[(0, 1), "distance"] == (20 + 23 + 21) / 3
 
 
-def test_the_same_by_chance():
-    """Masks of the steps: 20 to 23, then without 22, then 21 and 23, then 21."""
-    table = coupled(anchored([20, 23, 21, 5], [1, 3, 0, 2]))
+def test_coupling_by_chance():
+    """The masks of the steps are 20 to 23; without 22; 21 and 23; 21."""
+    table = coupling_table(decode_with_anchors([20, 23, 21, 5], [1, 3, 0, 2]))
     for layer in (0, 1):
         chance = table.loc[(layer, 0), ["hit_chance", "hit_4_chance", "distance_chance"]].tolist()
         assert chance == pytest.approx([(1 / 4 + 1 / 3 + 1 / 2 + 1) / 4, 1, (4 / 4 + 4 / 3 + 2 / 2 + 0) / 4])
@@ -264,37 +266,37 @@ def test_the_same_by_chance():
         assert chance == pytest.approx([(1 / 4 + 1 / 3 + 1 / 2) / 3, 1, (6 / 4 + 5 / 3 + 2 / 2) / 3])
 
 
-def test_a_commit_is_where_its_token_stands():
-    """Not where the row that decided it does."""
-    decoding = anchored([22, 20, 23, 21], [1, 3, 0, 2])
+def test_a_commit_is_where_its_token_is():
+    """Not at its predicting row."""
+    decoding = decode_with_anchors([22, 20, 23, 21], [1, 3, 0, 2])
     shifted = replace(decoding, commits=[(t, p, p - 1, token) for t, p, _, token in decoding.commits])
-    assert coupled(decoding).loc[(1, 0), "hit"] == coupled(shifted).loc[(1, 0), "hit"] == 1
+    assert coupling_table(decoding).loc[(1, 0), "hit"] == coupling_table(shifted).loc[(1, 0), "hit"] == 1
 
 
 def test_steps_that_commit_nothing_are_left_out():
-    """Steps 0 and 3 commit: for lag 1 there is step 2 alone."""
-    table = coupled(anchored([20, 5, 24, 5], [0, 3, 0, 3, 3]))
+    """Steps 0 and 3 commit, so for lag 1 only step 2 counts."""
+    table = coupling_table(decode_with_anchors([20, 5, 24, 5], [0, 3, 0, 3, 3]))
     assert table.loc[(1, 0), ["hit", "distance"]].tolist() == [0.5, 8]
     assert table.loc[(1, 1), ["hit", "hit_4", "distance"]].tolist() == [1, 1, 0]
     assert table.loc[(1, 1), ["hit_chance", "distance_chance"]].tolist() == [1, 0]
 
 
-def test_a_single_step_has_none_after_it():
-    table = coupled(anchored([20], [0, 0]))
+def test_a_single_step_has_no_lag_one():
+    table = coupling_table(decode_with_anchors([20], [0, 0]))
     assert table.loc[(1, 0), ["hit", "hit_chance"]].tolist() == [1, 1]
     assert table.loc[(1, 1)].drop("depth").drop("sample").isna().all()
 
 
 def test_a_model_without_masks_has_no_chance():
-    table = coupling(written())
+    table = coupling(autoregressive_view())
     assert table[["hit", "hit_4"]].to_numpy().max() == 0
     assert table["distance"].notna().all()
     assert table[["hit_chance", "hit_4_chance", "distance_chance"]].isna().all(axis=None)
 
 
-# The same by loops
+# Loops as a slow reference
 
-KINDS = (*dense_decodings.KINDS, "shifted", "gapped", "broken off")
+KINDS = (*dense_decodings.KINDS, "shifted", "gapped", "interrupted")
 decodings = pytest.mark.parametrize(("seed", "kind"), [(seed, kind) for kind in KINDS for seed in range(4)])
 
 
@@ -305,7 +307,11 @@ def random_decoding(seed: int, kind: str) -> Decoding:
     if kind == "shifted":
         return replace(decoding, commits=[(t, p, p - 1, token) for t, p, _, token in decoding.commits])
     masked = np.flatnonzero(decoding.states[0] == State.MASKED)
-    return gapped(decoding, masked[1::3]) if kind == "gapped" else replace(decoding, commits=decoding.commits[:-2])
+    return (
+        with_given_tokens(decoding, masked[1::3])
+        if kind == "gapped"
+        else replace(decoding, commits=decoding.commits[:-2])
+    )
 
 
 @functools.cache
@@ -314,8 +320,8 @@ def case(seed: int, kind: str) -> tuple[Decoding, TraceView]:
     return decoding, TraceView(build_trace(decoding, f"{kind}-{seed}"))
 
 
-def filling(decoding: Decoding) -> tuple[list[tuple[int, int, int]], int]:
-    """Step, position and token of each commit, and how many positions there were."""
+def fill_order(decoding: Decoding) -> tuple[list[tuple[int, int, int]], int]:
+    """Step, position and token of each commit, and the number of positions."""
     to_fill = {p for p, state in enumerate(decoding.states[0]) if state == State.MASKED} | {
         c[1] for c in decoding.commits
     }
@@ -351,40 +357,40 @@ def test_kendall_of_a_constant(n):
 
 
 @decodings
-def test_order_by_loops(seed, kind):
+def test_order_equals_the_slow_reference(seed, kind):
     decoding, view = case(seed, kind)
-    found, positions = filling(decoding)
-    told = one(view)
-    time = {p: t / (decoding.steps - 1) for t, p, _ in found}
+    filled, positions = fill_order(decoding)
+    row = order_row(view)
+    time = {p: t / (decoding.steps - 1) for t, p, _ in filled}
     middle = [p for p in time if positions / 3 < p + 0.5 < 2 * positions / 3]
-    trivial = {p: token not in WORDS for _, p, token in found}
-    left, some, all_of_them = len(found) / 4, 0.0, len(found) / 4
+    trivial = {p: token not in WORDS for _, p, token in filled}
+    left, early_trivial, early = len(filled) / 4, 0.0, len(filled) / 4
     for step in range(decoding.steps):
-        here = [p for t, p, _ in found if t == step]
+        here = [p for t, p, _ in filled if t == step]
         if here:
             taken = min(left, len(here))
-            some += taken * fmean(trivial[p] for p in here)
+            early_trivial += taken * fmean(trivial[p] for p in here)
             left -= taken
     share = fmean(trivial.values())
     expected = {
         "steps": decoding.steps,
-        "tokens_per_step": len(found) / decoding.steps,
-        "kendall": pair_count([t for t, _, _ in found], [p for _, p, _ in found]),
+        "tokens_per_step": len(filled) / decoding.steps,
+        "kendall": pair_count([t for t, _, _ in filled], [p for _, p, _ in filled]),
         "u_shape": fmean(time[p] for p in middle) - fmean(time[p] for p in time if p not in middle),
-        "trivial_first": some / all_of_them,
+        "trivial_first": early_trivial / early,
         "trivial": share,
-        "trivial_ratio": some / all_of_them / share if share else np.nan,
+        "trivial_ratio": early_trivial / early / share if share else np.nan,
     }
     for name, value in expected.items():
-        assert told[name] == pytest.approx(value, nan_ok=True), name
+        assert row[name] == pytest.approx(value, nan_ok=True), name
 
 
 @decodings
-def test_ar_ness_by_loops(seed, kind):
+def test_arness_equals_the_slow_reference(seed, kind):
     decoding, view = case(seed, kind)
-    found, positions = filling(decoding)
-    path = [p for _, p, _ in sorted(found)]
-    for _, k, local, earliest in arness(view, (1, 2, 3, 5, 50)).itertuples(index=False):
+    filled, positions = fill_order(decoding)
+    path = [p for _, p, _ in sorted(filled)]
+    for _, k, local, earliest in arness(view, ks=(1, 2, 3, 5, 50)).itertuples(index=False):
         spans = [path[i - k : i + 1] for i in range(k, len(path))]
         runs = [all(b == a + 1 for a, b in pairwise(span)) for span in spans]
         assert local == pytest.approx(fmean(runs) if runs else np.nan, nan_ok=True), k
@@ -396,60 +402,60 @@ def test_ar_ness_by_loops(seed, kind):
 
 
 @decodings
-def test_coupling_by_loops(seed, kind):
+def test_coupling_equals_the_slow_reference(seed, kind):
     decoding, view = case(seed, kind)
     table = coupling(view).set_index(["layer", "lag"])
     assert len(table) == 2 * decoding.layers
     for layer in range(decoding.layers):
         for lag in (0, 1):
-            found, drawn = [], []
+            distances, mask_distances = [], []
             for t in range(decoding.steps):
                 at = [p for step, p, _, _ in decoding.commits if step == t + lag]
                 if at:
-                    found.append(min(abs(int(view.top_key[t, layer]) - p) for p in at))
+                    distances.append(min(abs(int(view.top_key[t, layer]) - p) for p in at))
                     masks = [j for j, state in enumerate(decoding.states[t]) if state == State.MASKED]
-                    drawn.append([min(abs(j - p) for p in at) for j in masks])
+                    mask_distances.append([min(abs(j - p) for p in at) for j in masks])
             row = table.loc[(layer, lag)]
             for name, of in {"hit": lambda d: d == 0, "hit_4": lambda d: d <= 4, "distance": lambda d: d}.items():
-                assert row[name] == pytest.approx(fmean(map(of, found)) if found else np.nan, nan_ok=True), name
-                chance = [fmean(map(of, each)) for each in drawn if each]
+                assert row[name] == pytest.approx(fmean(map(of, distances)) if distances else np.nan, nan_ok=True), name
+                chance = [fmean(map(of, each)) for each in mask_distances if each]
                 expected = fmean(chance) if chance else np.nan
                 assert row[f"{name}_chance"] == pytest.approx(expected, nan_ok=True), name
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_trajectory_by_loops(kind):
+def test_the_trajectory_equals_the_slow_reference(kind):
     texts = [case(seed, kind) for seed in range(4)]
     table = pd.concat([commits(view) for _, view in texts])
-    told = trajectory(table).set_index(["step", "position"])["share"]
-    each = [filling(decoding) for decoding, _ in texts]
-    assert len(told) == (1 + max(t for found, _ in each for t, _, _ in found)) * max(n for _, n in each)
-    for (step, position), share in told.items():
-        having = [found for found, n in each if position < n]
-        done = [any(p == position and t <= step for t, p, _ in found) for found in having]
-        assert share == pytest.approx(fmean(done)), (step, position)
+    shares = trajectory(table).set_index(["step", "position"])["share"]
+    each = [fill_order(decoding) for decoding, _ in texts]
+    assert len(shares) == (1 + max(t for filled, _ in each for t, _, _ in filled)) * max(n for _, n in each)
+    for (step, position), share in shares.items():
+        relevant = [filled for filled, n in each if position < n]
+        is_filled = [any(p == position and t <= step for t, p, _ in filled) for filled in relevant]
+        assert share == pytest.approx(fmean(is_filled)), (step, position)
 
 
-# What cannot be answered
+# Refusals
 
-ASKED = [commits, order, arness, coupling]
+ANALYSES = [commits, order, arness, coupling]
 
 
-@pytest.mark.parametrize("ask", ASKED)
-def test_without_commits(ask):
+@pytest.mark.parametrize("analysis", ANALYSES)
+def test_a_trace_without_commits_is_refused(analysis):
     decoding = canvas(attend(np.zeros((2, 1, 1, 24, 24))), PROMPT)
-    with pytest.raises(UserError, match="'hand' has no commits, so it knows no order; trace a decoding, step by step"):
-        ask(TraceView(build_trace(replace(decoding, commits=()))))
+    with pytest.raises(UserError, match="'hand' has no commits, so it has no order; trace a decoding, step by step"):
+        analysis(TraceView(build_trace(replace(decoding, commits=()))))
 
 
-@pytest.mark.parametrize("ask", ASKED)
-def test_a_finished_text_has_no_order(ask):
-    with pytest.raises(UserError, match="'hand' is of the finished text alone, so it knows no order"):
-        ask(TraceView(build_trace(canvas(even(24, 1), PROMPT), state="final")))
+@pytest.mark.parametrize("analysis", ANALYSES)
+def test_a_finished_text_has_no_order(analysis):
+    with pytest.raises(UserError, match="'hand' is of the finished text only, so it has no order"):
+        analysis(TraceView(build_trace(canvas(uniform_attention(24, 1), PROMPT), state="final")))
 
 
-@pytest.mark.parametrize("ask", [commits, order])
-def test_without_pieces(ask):
-    trace = build_trace(canvas(even(24, 2), PROMPT))
-    with pytest.raises(UserError, match="'hand' does not say what its tokens are"):
-        ask(TraceView(replace(trace, meta={"paradigm": "mdm"})))
+@pytest.mark.parametrize("analysis", [commits, order])
+def test_a_trace_without_token_texts_is_refused(analysis):
+    trace = build_trace(canvas(uniform_attention(24, 2), PROMPT))
+    with pytest.raises(UserError, match="'hand' does not store the text of its tokens"):
+        analysis(TraceView(replace(trace, meta={"paradigm": "mdm"})))

@@ -1,4 +1,4 @@
-"""The traces made by hand are those a watched decoding leaves: what the other tests build on."""
+"""Traces built from dense decodings equal those of a watched decoding, which the other tests build on."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ FIELDS = (
 )  # fmt: skip
 
 
-def world_of(trace: fs.Trace) -> Decoding:
-    """From the attention matrices a trace kept; of a cached model the rows of all steps make the last one's matrix."""
+def decoding_from_trace(trace: fs.Trace) -> Decoding:
+    """From the stored attention matrices; of a cached model, the rows of all steps form the last matrix."""
     arrays, cached = trace.arrays, trace.meta["rows"] == "cache"
     keys, queries = arrays["keys"].tolist(), arrays["queries"].tolist()
     if cached:
-        whole = np.zeros((*arrays["matrix"].shape[1:3], keys[-1], keys[-1]))
+        last = np.zeros((*arrays["matrix"].shape[1:3], keys[-1], keys[-1]))
         for t, (n, q) in enumerate(zip(keys, queries, strict=True)):
-            whole[:, :, n - q : n, :n] = arrays["matrix"][t, :, :, :q, :n]
-        attention = [whole[:, :, :n, :n] for n in keys]
+            last[:, :, n - q : n, :n] = arrays["matrix"][t, :, :, :q, :n]
+        attention = [last[:, :, :n, :n] for n in keys]
     else:
         attention = [arrays["matrix"][t, :, :, :n, :n].astype(float) for t, n in enumerate(keys)]
     commits = zip(*(arrays[f"commit_{name}"].tolist() for name in ("step", "position", "row", "token")), strict=True)
@@ -41,23 +41,23 @@ def world_of(trace: fs.Trace) -> Decoding:
     )
 
 
-@pytest.mark.parametrize("layout", ["llada", "llama"])
+@pytest.mark.parametrize("architecture", ["llada", "llama"])
 @pytest.mark.parametrize("length", LENGTHS)
-def test_a_trace_by_hand_is_the_trace_of_a_decoding(layout, length, tmp_path):
-    model = fs.load(fs.write_random(tmp_path / layout, architecture=layout, **SHAPE), device="cpu")
+def test_a_built_trace_equals_the_trace_of_a_decoding(architecture, length, tmp_path):
+    model = fs.load(fs.write_random(tmp_path / architecture, architecture=architecture, **SHAPE), device="cpu")
     regions = fs.Regions.from_spans([{"question": [(0, 4)], "rest": [(3, length + 6)]}], length=length + 8)
-    how = {"steps": 5} if layout == "llada" else {"stop": False}
-    out = fs.decode(model, [range(length)], new_tokens=8, regions=regions, watch=fs.Watch(level="full"), **how)
+    settings = {"steps": 5} if architecture == "llada" else {"stop": False}
+    out = fs.decode(model, [range(length)], new_tokens=8, regions=regions, watch=fs.Watch(level="full"), **settings)
     real = out.trace
-    decoding = world_of(real)
-    by_hand = build_trace(decoding)
-    assert by_hand.meta["rows"] == real.meta["rows"] == ("all" if layout == "llada" else "cache")
+    decoding = decoding_from_trace(real)
+    built = build_trace(decoding)
+    assert built.meta["rows"] == real.meta["rows"] == ("all" if architecture == "llada" else "cache")
     for name in FIELDS:
         near = {"rtol": 2e-3, "atol": 1e-3} if real.arrays[name].dtype == np.float16 else {"rtol": 1e-4, "atol": 1e-6}
-        np.testing.assert_allclose(by_hand.arrays[name], real.arrays[name], **near, err_msg=name)
-        assert by_hand.arrays[name].dtype == real.arrays[name].dtype
-    np.testing.assert_allclose(by_hand.arrays["top"][..., 0], real.arrays["top"][..., 0], rtol=1e-4)
-    np.testing.assert_allclose(by_hand.arrays["moments"][..., :4, :], real.arrays["moments"][..., :4, :], rtol=1e-4)
-    np.testing.assert_allclose(by_hand.arrays["head_stats"][..., :3], real.arrays["head_stats"][..., :3], rtol=1e-4)
-    assert by_hand.arrays.keys() == real.arrays.keys() - {"received_heads", "rows", "matrix"}
-    assert by_hand.axes == {name: real.axes[name] for name in by_hand.arrays}
+        np.testing.assert_allclose(built.arrays[name], real.arrays[name], **near, err_msg=name)
+        assert built.arrays[name].dtype == real.arrays[name].dtype
+    np.testing.assert_allclose(built.arrays["top"][..., 0], real.arrays["top"][..., 0], rtol=1e-4)
+    np.testing.assert_allclose(built.arrays["moments"][..., :4, :], real.arrays["moments"][..., :4, :], rtol=1e-4)
+    np.testing.assert_allclose(built.arrays["head_stats"][..., :3], real.arrays["head_stats"][..., :3], rtol=1e-4)
+    assert built.arrays.keys() == real.arrays.keys() - {"received_heads", "rows", "matrix"}
+    assert built.axes == {name: real.axes[name] for name in built.arrays}

@@ -266,7 +266,7 @@ def test_a_layer_without_measurements():
 
 @pytest.mark.parametrize("group", ["masked", "committed", "predicting"])
 def test_a_query_group_without_rows(group):
-    """What reads such rows does drop_arrays them: the split, and where masked rows view."""
+    """Only the split and the table of masked rows read such rows."""
     decoding = random_decoding(1, "full")
     trace = erase_groups(build_trace(decoding), list(range(decoding.steps)), list(range(decoding.layers)), (group,))
     tables, complete = (analyse([t], "rulli(eps=1)").tables for t in (trace, build_trace(decoding)))
@@ -285,7 +285,7 @@ def test_a_trace_without_commits(kind):
     """As under `fs.watch`, which does not know the commits."""
     decoding = replace(random_decoding(2, kind), commits=())
     tables = analyse([build_trace(decoding)], "rulli(eps=1)")
-    assert tables.tables["drift"]["last commit"].isna().all()
+    assert tables["drift"]["last commit"].isna().all()
     for name in ("predicting_rows", "commits", "order", "arness", "coupling"):
         assert "has no commits" in tables.missing[name]
 
@@ -316,13 +316,13 @@ def test_a_watched_forward(llada):
     need_commits = {"commits", "order", "arness", "coupling"}
     need_regions = {"predicting_rows", "retrieval", "flow", "rollout", "rollout_distance", "region_importance"}
     assert set(tables.missing) == need_texts | need_commits | need_regions
-    assert len(tables.tables["drift"]) == 3
+    assert len(tables["drift"]) == 3
 
 
 def test_a_sample_that_does_not_allow_a_table_is_left_out_and_counted():
     complete, bare = (build_trace(random_decoding(i, "full"), name) for i, name in enumerate(("complete", "bare")))
     tables = analyse([complete, drop_arrays(bare, "key_stats")], "rulli(eps=1)")
-    assert set(tables.tables["norms"]["sample"]) == {"complete"}
-    assert set(tables.tables["drift"]["sample"]) == {"complete", "bare"}
-    assert tables.partial["norms"].startswith("1 of 2 samples, the first because the trace of 'bare' does not keep")
+    assert set(tables["norms"]["sample"]) == {"complete"}
+    assert set(tables["drift"]["sample"]) == {"complete", "bare"}
+    assert tables.partial["norms"].startswith("1 of 2 samples, the first because the trace of 'bare' does not store")
     assert "norms" not in tables.missing

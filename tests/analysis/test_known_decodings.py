@@ -385,7 +385,7 @@ def test_sinks_of_single_heads():
 
 
 def test_a_sink_under_a_window_counts_the_rows_that_see_it():
-    """It gets .5 of the six rows that may mask it, 7.5 % of all attention."""
+    """The first key gets .5 from each of the six rows that may see it, 7.5 % of all attention."""
     position = np.arange(N)
     distance = position[:, None] - position
     mask = (distance >= 0) & (distance <= 5)

@@ -1,4 +1,4 @@
-"""Retrieval heads: heads that copy, heads that only seem to, and the same scores by loops over whole attention rows."""
+"""Retrieval heads: heads that copy, heads that do not, and a slow reference over whole attention rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from dense_decodings import BOS, WORDS, Decoding, attend, canvas, causal, growing, build_trace
+from dense_decodings import BOS, WORDS, Decoding, attend, build_trace, canvas, causal, growing
 
 from floatscope.analysis import TraceView
 from floatscope.analysis.retrieval_heads import THRESHOLD, head_correlation, head_map, layer_profile, retrieval
@@ -21,90 +21,94 @@ RIGHT = {"prediction": "It was Velmora", "answers": ["Velmora"]}
 SCORES = ["copies", "wu_set", "wu_count", "active"]
 
 
-def rows_onto(n: int, heads: list[dict[int, int]], see: np.ndarray | None = None, mass: float = 0.6) -> np.ndarray:
-    """One layer [layer, head, query, key]: rows of `heads[h]` give a key `mass`, every row spreads the rest evenly."""
-    each = np.ones((n, n)) if see is None else see / see.sum(1, keepdims=True) * n
-    whole = np.stack([each / n] * len(heads))
+def attend_to_keys(
+    n: int, heads: list[dict[int, int]], mask: np.ndarray | None = None, mass: float = 0.6
+) -> np.ndarray:
+    """One layer [layer, head, query, key]: the rows in `heads[h]` give a key `mass`; the rest is uniform."""
+    uniform = np.ones((n, n)) / n if mask is None else mask / mask.sum(1, keepdims=True)
+    attention = np.stack([uniform] * len(heads))
     for head, keys in enumerate(heads):
         for row, key in keys.items():
-            whole[head, row] *= 1 - mass
-            whole[head, row, key] += mass
-    return whole[None]
+            attention[head, row] *= 1 - mass
+            attention[head, row, key] += mass
+    return attention[None]
 
 
-def scores(trace: Trace) -> list[list[float]]:
+def retrieval_scores(trace: Trace) -> list[list[float]]:
     return retrieval(TraceView(trace))[SCORES].to_numpy().tolist()
 
 
-# Heads whose scores are known: the text is … A … [A B A] … and the answer A B C A, two tokens at a time
+# Heads with known scores: the text is … A … [A B A] … and the answer A B C A, two tokens per step
 
 TEXT = np.array([BOS, OTHER, A, OTHER, A, B, A, *[OTHER] * 5, A, B, C, A])
 HEADS = {
     "copies all": {12: 4, 13: 5, 14: 6, 15: 6},
-    "looks at the wrong token": {12: 5, 13: 4, 14: 4, 15: 5},
+    "attends to the wrong token": {12: 5, 13: 4, 14: 4, 15: 5},
     "copies from elsewhere": {12: 2, 15: 2},
     "copies one token twice": {12: 4, 15: 4},
-    "looks nowhere": {},
+    "attends to nothing": {},
 }
 
 
-def diffusion(heads: list[dict[int, int]]) -> Decoding:
-    steps = np.stack([rows_onto(16, heads)] * 2)
+def decode_masked(heads: list[dict[int, int]]) -> Decoding:
+    steps = np.stack([attend_to_keys(16, heads)] * 2)
     return canvas(steps, 12, when=[0, 0, 1, 1], tokens=TEXT, regions={"question": (1, 2), "evidence": (4, 5, 6)})
 
 
 def test_heads_of_a_masked_model_that_commits_in_parallel():
-    table = retrieval(TraceView(build_trace(diffusion(list(HEADS.values())), **RIGHT)))
-    told = table.set_index(pd.Index(HEADS))
+    table = retrieval(TraceView(build_trace(decode_masked(list(HEADS.values())), **RIGHT)))
+    by_head = table.set_index(pd.Index(HEADS))
     assert table["head"].tolist() == list(range(len(HEADS)))
-    assert told.loc["copies all", SCORES].tolist() == [3, 1, 1, 1]  # C is not in the evidence
-    assert told.loc["looks at the wrong token", SCORES].tolist() == [0, 0, 0, 0]
-    assert told.loc["copies from elsewhere", SCORES].tolist() == [0, 0, 0, 0]
-    assert told.loc["copies one token twice", SCORES].tolist() == [2, 1 / 2, 2 / 3, 1]  # 2 tokens, 3 positions
-    assert told.loc["looks nowhere", SCORES].tolist() == [0, 0, 0, 0]
+    assert by_head.loc["copies all", SCORES].tolist() == [3, 1, 1, 1]  # C is not in the evidence
+    assert by_head.loc["attends to the wrong token", SCORES].tolist() == [0, 0, 0, 0]
+    assert by_head.loc["copies from elsewhere", SCORES].tolist() == [0, 0, 0, 0]
+    assert by_head.loc["copies one token twice", SCORES].tolist() == [2, 1 / 2, 2 / 3, 1]  # 2 tokens, 3 positions
+    assert by_head.loc["attends to nothing", SCORES].tolist() == [0, 0, 0, 0]
     onto, rest = 0.6 + 0.4 * 3 / 16, 0.4 * 3 / 16
     expected = [onto, onto, (2 * rest + 2 * 3 / 16) / 4, (2 * onto + 2 * 3 / 16) / 4, 3 / 16]
-    np.testing.assert_allclose(told["mass"], expected, rtol=1e-3)
-    assert told["base"].tolist() == pytest.approx([3 / 16] * len(HEADS))
-    np.testing.assert_allclose(told["ratio"], np.array(expected) * 16 / 3, rtol=1e-3)
+    np.testing.assert_allclose(by_head["mass"], expected, rtol=1e-3)
+    assert by_head["base"].tolist() == pytest.approx([3 / 16] * len(HEADS))
+    np.testing.assert_allclose(by_head["ratio"], np.array(expected) * 16 / 3, rtol=1e-3)
 
 
 def test_the_predicting_row_of_a_shifted_model():
-    """The row before the position decides it; the same heads one row earlier."""
-    decoding = diffusion([{row - 1: key for row, key in keys.items()} for keys in HEADS.values()])
+    """The predicting row is the one before the position; the same heads, one row earlier."""
+    decoding = decode_masked([{row - 1: key for row, key in keys.items()} for keys in HEADS.values()])
     shifted = replace(decoding, commits=[(t, p, p - 1, token) for t, p, _, token in decoding.commits])
-    assert scores(build_trace(shifted, **RIGHT)) == scores(build_trace(diffusion(list(HEADS.values())), **RIGHT))
+    assert retrieval_scores(build_trace(shifted, **RIGHT)) == retrieval_scores(
+        build_trace(decode_masked(list(HEADS.values())), **RIGHT)
+    )
 
 
-def written_at(step: int) -> Trace:
-    """Row 12 looks at the last key, which becomes A at step 1, and writes A itself at `step`."""
-    steps = np.stack([rows_onto(16, [{12: 15}])] * 3)
+def trace_with_late_commit(step: int) -> Trace:
+    """Row 12 attends to the last key, which becomes A at step 1, and commits A itself at `step`."""
+    steps = np.stack([attend_to_keys(16, [{12: 15}])] * 3)
     return build_trace(canvas(steps, 12, when=[step, 0, 2, 1], tokens=TEXT, regions={"evidence": (4, 15)}))
 
 
 @pytest.mark.parametrize(("step", "copies"), [(0, 0), (1, 0), (2, 1)])
-def test_what_a_key_holds_is_read_at_the_step_of_the_commit(step, copies):
-    assert retrieval(TraceView(written_at(step)))["copies"].tolist() == [copies]
+def test_the_token_of_a_key_is_read_at_the_step_of_the_commit(step, copies):
+    assert retrieval(TraceView(trace_with_late_commit(step)))["copies"].tolist() == [copies]
 
 
-def test_a_row_that_was_not_measured_looks_at_no_key():
-    trace = written_at(2)
+def test_a_row_without_measurements_copies_nothing():
+    trace = trace_with_late_commit(2)
     blank = replace(trace, arrays={**trace.arrays, "row_key": np.full_like(trace.arrays["row_key"], -1)})
     assert retrieval(TraceView(blank))["copies"].tolist() == [0]
 
 
 def test_heads_of_an_autoregressive_model():
-    """The text repeats itself after 36 tokens, and three of those repeated are the evidence."""
+    """The text repeats after 36 tokens, and three of the repeated tokens are the evidence."""
     total, prompt = 43, 38
     copying, wrong = ({n - 1: n - back for n in range(prompt, total + 1)} for back in (36, 37))
-    whole = rows_onto(total, [copying, wrong], causal(total))
+    whole = attend_to_keys(total, [copying, wrong], causal(total))
     decoding = growing(whole, prompt, regions={"evidence": (3, 4, 5)})
     assert len(decoding.commits) == 6
-    assert scores(build_trace(decoding, **RIGHT)) == [[3, 1, 1, 1], [0, 0, 0, 0]]
+    assert retrieval_scores(build_trace(decoding, **RIGHT)) == [[3, 1, 1, 1], [0, 0, 0, 0]]
 
 
-def test_layers_and_heads_are_told_apart():
-    layers = np.concatenate([rows_onto(16, [{}, {12: 4}, {}]), rows_onto(16, [{13: 5, 15: 6}, {}, {}])])
+def test_layers_and_heads_have_their_own_scores():
+    layers = np.concatenate([attend_to_keys(16, [{}, {12: 4}, {}]), attend_to_keys(16, [{13: 5, 15: 6}, {}, {}])])
     regions = {"evidence": (4, 5, 6)}
     decoding = canvas(np.stack([layers] * 2), 12, when=[0, 0, 1, 1], tokens=TEXT, regions=regions)
     table = retrieval(TraceView(build_trace(decoding)))
@@ -119,11 +123,11 @@ def test_layers_and_heads_are_told_apart():
     [
         ("The Velmora!", ["velmora"], True),
         ("Mira Tal", ["Mira Tal Beley"], True),
-        ("Mira", ["Mira Tal"], False),  # a half is not enough
+        ("Mira", ["Mira Tal"], False),  # half of the words is not enough
         ("Mira", ["Gromora", "Mira"], True),  # the best of several
-        ("ka", ["ka ka"], False),  # a word said once is recalled once
+        ("ka", ["ka ka"], False),  # a word that occurs once is recalled once
         ("ka so ka", ["ka ka"], True),
-        ("the", ["the"], False),  # nothing is left of it
+        ("the", ["the"], False),  # nothing is left after normalisation
         ("Gromora", ["Velmora"], False),
         ("Velmora", [], False),
         (None, ["Velmora"], False),
@@ -131,20 +135,22 @@ def test_layers_and_heads_are_told_apart():
     ],
 )
 def test_events_are_counted_where_the_answer_was_recalled(prediction, answers, counted):
-    table = retrieval(TraceView(build_trace(diffusion([HEADS["copies all"]]), prediction=prediction, answers=answers)))
+    table = retrieval(
+        TraceView(build_trace(decode_masked([HEADS["copies all"]]), prediction=prediction, answers=answers))
+    )
     assert table["wu_set"].tolist() == [1]
     np.testing.assert_array_equal(table["wu_count"], [1 if counted else np.nan])
 
 
-def test_a_trace_that_knows_no_answers():
-    assert retrieval(TraceView(build_trace(diffusion([HEADS["copies all"]]))))["wu_count"].isna().all()
+def test_a_trace_without_answers_has_no_wu_count():
+    assert retrieval(TraceView(build_trace(decode_masked([HEADS["copies all"]]))))["wu_count"].isna().all()
 
 
-# The same by loops
+# A slow reference
 
 
 def random_decoding(seed: int, kind: str) -> Decoding:
-    """Few different tokens, so that random heads often copy."""
+    """A decoding with few distinct tokens, so that random heads often copy."""
     rng = np.random.default_rng([seed, len(kind)])
     steps, layers, heads = int(rng.integers(2, 6)), int(rng.integers(1, 4)), int(rng.integers(1, 5))
     prompt, new = int(rng.integers(18, 25)), int(rng.integers(3, 10))
@@ -152,20 +158,20 @@ def random_decoding(seed: int, kind: str) -> Decoding:
     evidence = np.sort(rng.choice(np.arange(1, prompt), int(rng.integers(1, 9)), replace=False))
     regions = {"question": range(3, 7), "evidence": evidence.tolist(), "answer": range(prompt, n)}
     text = rng.integers(WORDS[0], WORDS[0] + 3, n + 1)
-    loud = np.where(np.isin(np.arange(n), evidence), 2.0, 0.0)
+    evidence_bias = np.where(np.isin(np.arange(n), evidence), 2.0, 0.0)
     if kind == "cached":
-        whole = attend(rng.normal(loud, 1.5, (layers, heads, n, n)), causal(n))
+        whole = attend(rng.normal(evidence_bias, 1.5, (layers, heads, n, n)), causal(n))
         decoding = growing(whole, prompt, regions=regions)
         commits = [(t, p, row, int(text[p])) for t, p, row, _ in decoding.commits]
         return replace(decoding, tokens=[text[: len(state)] for state in decoding.states], commits=commits)
-    attention = attend(rng.normal(loud, 1.5, (steps, layers, heads, n, n)))
+    attention = attend(rng.normal(evidence_bias, 1.5, (steps, layers, heads, n, n)))
     decoding = canvas(attention, prompt, when=rng.integers(0, steps, new).tolist(), tokens=text[:n], regions=regions)
     if kind == "shifted":
         return replace(decoding, commits=[(t, p, p - 1, token) for t, p, _, token in decoding.commits])
     return decoding
 
 
-def slowly(decoding: Decoding, layer: int, head: int) -> dict[str, float]:
+def slow_scores(decoding: Decoding, layer: int, head: int) -> dict[str, float]:
     evidence, copied, events, mass = set(decoding.regions["evidence"]), set(), 0, 0.0
     for t, _, row, token in decoding.commits:
         looks = decoding.attention[t][layer, head, row]
@@ -190,27 +196,27 @@ def slowly(decoding: Decoding, layer: int, head: int) -> dict[str, float]:
 KINDS = ("full", "shifted", "cached")
 
 
-def test_the_random_heads_copy():
-    """Nothing, something and everything; and one token more than once."""
+def test_the_random_decodings_cover_the_cases():
+    """Heads that copy nothing, something and everything, and one token more than once."""
     decodings = [random_decoding(seed, kind) for seed in range(6) for kind in KINDS]
-    told = [
-        slowly(decoding, layer, head)
+    rows = [
+        slow_scores(decoding, layer, head)
         for decoding in decodings
         for layer, head in np.ndindex(decoding.layers, decoding.heads)
     ]
-    assert {0, 1} < {one["wu_set"] for one in told}
-    assert any(0 < one["wu_set"] < one["wu_count"] for one in told)
-    assert any(one["wu_set"] > one["wu_count"] for one in told)
+    assert {0, 1} < {one["wu_set"] for one in rows}
+    assert any(0 < one["wu_set"] < one["wu_count"] for one in rows)
+    assert any(one["wu_set"] > one["wu_count"] for one in rows)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(6))
-def test_the_same_by_loops(seed, kind):
+def test_retrieval_equals_the_slow_reference(seed, kind):
     decoding = random_decoding(seed, kind)
     table = retrieval(TraceView(build_trace(decoding, "random", **RIGHT)))
     rows = [(layer, head) for layer in range(decoding.layers) for head in range(decoding.heads)]
     assert table[["layer", "head"]].to_numpy().tolist() == [list(row) for row in rows]
-    expected = pd.DataFrame([slowly(decoding, *row) for row in rows])
+    expected = pd.DataFrame([slow_scores(decoding, *row) for row in rows])
     for name in SCORES:
         assert table[name].tolist() == pytest.approx(expected[name].tolist(), rel=1e-12), name
     np.testing.assert_allclose(table["base"], expected["base"], rtol=1e-6)
@@ -218,91 +224,92 @@ def test_the_same_by_loops(seed, kind):
     np.testing.assert_allclose(table["ratio"], expected["mass"] / expected["base"], rtol=2e-3)
 
 
-# Of a run
+# Tables of a run
 
 
-def table_of(values: np.ndarray) -> pd.DataFrame:
-    """[sample, layer, head] → what `retrieval` would say of a run with these scores."""
+def build_table(values: np.ndarray) -> pd.DataFrame:
+    """[sample, layer, head] → the table of `retrieval` of a run with these scores."""
     cells = [(f"s{s}", layer, layer / 2, head) for s, layer, head in np.ndindex(values.shape)]
     table = pd.DataFrame(cells, columns=["sample", "layer", "depth", "head"])
     return table.assign(wu_set=values.ravel(), mass=2 * values.ravel())
 
 
-def test_the_map_of_a_run():
+def test_the_head_map_of_a_run():
     values = np.array([[[0.0, 1.0], [0.5, np.nan]], [[1.0, 1.0], [0.0, np.nan]]])
-    scores = head_map(table_of(values))
-    np.testing.assert_array_equal(scores, [[0.5, 1.0], [0.25, np.nan]])
-    assert (scores.index.name, scores.columns.name) == ("layer", "head")
-    np.testing.assert_array_equal(head_map(table_of(values), "mass"), [[1.0, 2.0], [0.5, np.nan]])
+    retrieval_scores = head_map(build_table(values))
+    np.testing.assert_array_equal(retrieval_scores, [[0.5, 1.0], [0.25, np.nan]])
+    assert (retrieval_scores.index.name, retrieval_scores.columns.name) == ("layer", "head")
+    np.testing.assert_array_equal(head_map(build_table(values), "mass"), [[1.0, 2.0], [0.5, np.nan]])
 
 
-def test_how_often_heads_are_active():
+def test_the_share_of_samples_with_an_active_head():
     tables = [
-        retrieval(TraceView(build_trace(diffusion(heads)))) for heads in ([{12: 4}, {}], [{12: 4}, {12: 4}], [{}, {}])
+        retrieval(TraceView(build_trace(decode_masked(heads))))
+        for heads in ([{12: 4}, {}], [{12: 4}, {12: 4}], [{}, {}])
     ]
     assert head_map(pd.concat(tables), "active").to_numpy().tolist() == [[2 / 3, 1 / 3]]
 
 
-def test_the_profile_of_a_run():
+def test_the_layer_profile_of_a_run():
     values = np.array([[[0.0, THRESHOLD, 0.2, 0.9], [0.5, 0.6, np.nan, np.nan], [np.nan] * 4]])
-    told = layer_profile(table_of(values))
-    assert told.columns.tolist() == ["layer", "depth", "mean", "max", "retrieving", "strong"]
+    rows = layer_profile(build_table(values))
+    assert rows.columns.tolist() == ["layer", "depth", "mean", "max", "retrieving", "strong"]
     expected = [[0, 0, 0.3, 0.9, 0.5, 0.25], [1, 0.5, 0.55, 0.6, 1, 0.5], [2, 1, *[np.nan] * 4]]
-    np.testing.assert_allclose(told.to_numpy(float), expected)  # exactly .1 and exactly .5 are not above
+    np.testing.assert_allclose(rows.to_numpy(float), expected)  # exactly .1 and exactly .5 are not above
 
 
-def test_the_correlation_of_two_models():
+def test_the_head_correlation_of_two_models():
     rng = np.random.default_rng(0)
     a, b = rng.random((3, 4, 5)), rng.random((2, 4, 5))
-    assert head_correlation(table_of(a), table_of(a)) == pytest.approx(1)
-    assert head_correlation(table_of(a), table_of(1 - a)) == pytest.approx(-1)
+    assert head_correlation(build_table(a), build_table(a)) == pytest.approx(1)
+    assert head_correlation(build_table(a), build_table(1 - a)) == pytest.approx(-1)
     x, y = a.mean(0).ravel(), b.mean(0).ravel()
     r = sum((p - x.mean()) * (q - y.mean()) for p, q in zip(x, y, strict=True)) / (20 * x.std() * y.std())
-    assert head_correlation(table_of(a), table_of(b)) == pytest.approx(r)
-    assert head_correlation(table_of(a), table_of(b), "mass") == pytest.approx(r)
-    lacking = b.copy()
-    lacking[:, 0, 0] = np.nan
+    assert head_correlation(build_table(a), build_table(b)) == pytest.approx(r)
+    assert head_correlation(build_table(a), build_table(b), "mass") == pytest.approx(r)
+    partial = b.copy()
+    partial[:, 0, 0] = np.nan
     x, y = x[1:], y[1:]
     r = sum((p - x.mean()) * (q - y.mean()) for p, q in zip(x, y, strict=True)) / (19 * x.std() * y.std())
-    assert head_correlation(table_of(a), table_of(lacking)) == pytest.approx(r)
+    assert head_correlation(build_table(a), build_table(partial)) == pytest.approx(r)
 
 
 @pytest.mark.parametrize("value", [0.0, 0.1, np.nan])
-def test_heads_that_are_all_alike_correlate_with_nothing(value):
-    a, b = table_of(np.random.default_rng(0).random((3, 2, 2))), table_of(np.full((3, 2, 2), value))
+def test_equal_heads_have_no_correlation(value):
+    a, b = build_table(np.random.default_rng(0).random((3, 2, 2))), build_table(np.full((3, 2, 2), value))
     assert np.isnan(head_correlation(a, b))
     assert np.isnan(head_correlation(b, a))
 
 
-def test_models_of_different_shapes_are_not_correlated():
-    a, b = table_of(np.zeros((1, 2, 3))), table_of(np.zeros((1, 3, 2)))
-    with pytest.raises(UserError, match="2 layers of 3 heads and 3 layers of 2 heads; only maps of one shape"):
+def test_models_of_different_shapes_are_refused():
+    a, b = build_table(np.zeros((1, 2, 3))), build_table(np.zeros((1, 3, 2)))
+    with pytest.raises(UserError, match="2 layers of 3 heads and 3 layers of 2 heads; only maps of one shape can be"):
         head_correlation(a, b)
 
 
-@pytest.mark.parametrize("ask", [head_map, layer_profile])
-def test_an_unknown_score_is_named(ask: Callable[[pd.DataFrame, str], pd.DataFrame]):
+@pytest.mark.parametrize("function", [head_map, layer_profile])
+def test_an_unknown_score_is_named(function: Callable[[pd.DataFrame, str], pd.DataFrame]):
     with pytest.raises(UserError, match=r"unknown score 'wu_sett' \(did you mean 'wu_set'\?\)"):
-        ask(table_of(np.zeros((1, 1, 1))), "wu_sett")
+        function(build_table(np.zeros((1, 1, 1))), "wu_sett")
 
 
-# What cannot be answered
+# Refusals
 
 
 @pytest.mark.parametrize("regions", [{}, {"question": (1, 2)}, {"question": (1, 2), "evidence": ()}])
-def test_without_evidence(regions):
-    with pytest.raises(UserError, match=r'\'hand\' has no evidence to retrieve; give a passage .* its "evidence"'):
-        retrieval(TraceView(build_trace(replace(diffusion([{}]), regions=regions))))
+def test_a_trace_without_evidence_is_refused(regions):
+    with pytest.raises(UserError, match=r'\'hand\' has no evidence; give a passage .* its "evidence"'):
+        retrieval(TraceView(build_trace(replace(decode_masked([{}]), regions=regions))))
 
 
-def test_without_commits():
-    with pytest.raises(UserError, match="'hand' has no commits, so no head in it copied random_decoding"):
-        retrieval(TraceView(build_trace(replace(diffusion([{}]), commits=()))))
+def test_a_trace_without_commits_is_refused():
+    with pytest.raises(UserError, match="'hand' has no commits, so no head copied anything"):
+        retrieval(TraceView(build_trace(replace(decode_masked([{}]), commits=()))))
 
 
 @pytest.mark.parametrize("name", ["row_key", "row_regions"])
-def test_a_field_that_was_not_kept_is_named(name):
-    trace = build_trace(diffusion([{}]))
-    lacking = replace(trace, arrays={field: array for field, array in trace.arrays.items() if field != name})
-    with pytest.raises(UserError, match=f"does not keep '{name}'"):
-        retrieval(TraceView(lacking))
+def test_a_field_that_is_not_stored_is_named(name):
+    trace = build_trace(decode_masked([{}]))
+    without = replace(trace, arrays={field: array for field, array in trace.arrays.items() if field != name})
+    with pytest.raises(UserError, match=f"does not store '{name}'"):
+        retrieval(without)

@@ -105,7 +105,7 @@ def test_a_terminal_shows_the_canvas_step_by_step(folders):
         (["--sampler", "confidense"], "unknown sampler 'confidense' (did you mean 'confidence'?)"),
         (["--sampler", "ar"], "sampler 'ar' is not for a masked diffusion model"),
         (["--mask-id", "100000"], "100000"),
-        (["--device", "cuda:9"], "cuda:9 was asked for"),
+        (["--device", "cuda:9"], "device cuda:9 does not exist"),
         (["--layer", "7"], "there is no layer 7: llada has layers 0 to 1"),
         (["--new-tokens", "5000"], "was trained for 4096; shorten it by"),
         (["--preset", "lada"], "unknown preset 'lada' (did you mean 'llada'?)"),

@@ -32,9 +32,9 @@ def finished(tmp_path_factory):
 
 
 def test_gold_passages_are_first_in_the_middle_and_last():
-    chosen = select_questions()
-    assert Counter(sample.meta["gold_at"] for sample in chosen) == {0: 4, 2: 4, 4: 4}
-    assert len({sample.id for sample in chosen}) == 12
+    samples = select_questions()
+    assert Counter(sample.meta["gold_at"] for sample in samples) == {0: 4, 2: 4, 4: 4}
+    assert len({sample.id for sample in samples}) == 12
 
 
 def test_the_demo_writes_a_run_of_every_twin_and_its_control(finished):

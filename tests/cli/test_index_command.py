@@ -141,8 +141,8 @@ def test_an_interrupt_reports_what_was_added(tmp_path, file, monkeypatch):
 
 def test_an_evaluation_records_its_index(folder, tmp_path):
     data = tmp_path / "q.jsonl"
-    asked = {"question": "Where does Mira live?", "answers": ["Velmora"]}
-    data.write_text(json.dumps(asked | {"passages": [{"title": "Mira", "text": LINES[0]["text"], "gold": True}]}))
+    question = {"question": "Where does Mira live?", "answers": ["Velmora"]}
+    data.write_text(json.dumps(question | {"passages": [{"title": "Mira", "text": LINES[0]["text"], "gold": True}]}))
     words = ["eval", "twin:mdm", "--data", data, "--out", tmp_path / "e", "--new-tokens", 4, "--device", "cpu"]
 
     def evaluate():
@@ -155,7 +155,7 @@ def test_an_evaluation_records_its_index(folder, tmp_path):
     record = {"index": "wiki", "index_passages": 3, "index_sha256": Index.open(folder).stats().digest, "retrieved": 1}
     assert {name: settings[name] for name in record} == record
     assert evaluate().exit_code == 0
-    Index.open(folder).add([("n", "", "Nina is not asked for.")])  # what is retrieved stays the same
+    Index.open(folder).add([("n", "", "Nina is no answer.")])  # what is retrieved stays the same
     result = evaluate()
     assert result.exit_code == 2
     assert "cannot be resumed with other settings: index_passages: 3 in the folder, 4 now" in result.stderr

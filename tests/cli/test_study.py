@@ -80,7 +80,7 @@ def test_blank_finds_that_the_gold_passage_matters(data, tmp_path):
 
 
 def test_mistakes_are_reported_before_a_model_is_opened(data, tmp_path):
-    words = ["nowhere", "--data", data, "--out", tmp_path / "x"]
+    words = ["twin:arm", "--data", data, "--out", tmp_path / "x"]
     assert "unknown study" in run("sink", *words, code=2)
     assert "option of sinks" in run("sinks", *words, "--set", "k=3", code=2)
     assert not (tmp_path / "x").exists()

@@ -19,8 +19,8 @@ from floatscope.errors import UserError
 from floatscope.pipelines.evaluate import plan_evaluation
 from floatscope.pipelines.prompting import choose_passages
 from floatscope.tasks.sample import Passage, Sample
-from floatscope.tasks.scores import acc, em, f1
 from floatscope.tasks.sample_files import read_shipped
+from floatscope.tasks.scores import acc, em, f1
 from floatscope.tasks.template import load_template
 
 HOW = {"new_tokens": 6, "batch_size": 3}
@@ -219,7 +219,7 @@ def test_a_folder_of_traces_is_refused_as_an_evaluation(mdm, tmp_path):
     list(fs.plan_trace(mdm, ["What floats?"], tmp_path / "t", new_tokens=4))
     with pytest.raises(UserError, match="a run of traces, not of scores"):
         open_evaluation(tmp_path / "t")
-    with pytest.raises(UserError, match="t holds a run of traces, and this would be another kind of run"):
+    with pytest.raises(UserError, match="t holds a run of traces, but the new run is of another kind"):
         run_evaluation(mdm, tmp_path / "t")
 
 

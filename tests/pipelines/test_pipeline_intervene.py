@@ -186,7 +186,9 @@ def test_a_region_that_only_some_samples_have_can_be_knocked_out(models, tmp_pat
     conditions = [Condition("baseline"), *build_conditions("knock_out(keys='gold')", draws=1)]
     with pytest.warns(UserWarning, match="selected no keys"):
         list(
-            plan_intervention(models["mdm"], samples, tmp_path / "k", conditions, nll_only=True, new_tokens=6, batch_size=1)
+            plan_intervention(
+                models["mdm"], samples, tmp_path / "k", conditions, nll_only=True, new_tokens=6, batch_size=1
+            )
         )
     records = (
         {line["id"]: line["measures"]["nll"] for line in lines(tmp_path / "k", condition.name)}
@@ -236,7 +238,7 @@ def test_lines_along_an_axis_are_drawn_with_their_controls(models, tmp_path):
     list(plan_intervention(models["arm"], FEW[:2], tmp_path / "x", conditions, nll_only=True, **HOW))
     (section,) = build_intervention_report([tmp_path / "x"]).sections
     chart = section.charts[0]
-    assert (chart.title, chart.x) == ("Unlikeliness of the right answer, spread", [1.0, 3.0])
+    assert (chart.title, chart.x) == ("NLL of the right answer, spread", [1.0, 3.0])
     assert [(series.name, series.control) for series in chart.series] == [("spread", False), ("control", True)]
     record = effects([tmp_path / "x"]).set_index("arm")
     assert np.allclose(chart.series[1].y, record.loc[["spread-1", "spread-3"], "nll_control"])
@@ -259,7 +261,7 @@ def test_the_command_shows_all_conditions(data_file):
     message = run_command(data_file, *words)
     assert message.exit_code == 0, message.output
     assert "edited-random-0" in message.output
-    assert "less its control" in message.output
+    assert "effect (− control)" in message.output
     table = pd.read_csv(data_file.parent / "out" / "effects.csv")
     assert table["arm"].tolist() == ["baseline", "edited", "edited-random-0"]
     page = (data_file.parent / "out" / "report.html").read_text()

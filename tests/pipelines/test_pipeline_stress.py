@@ -11,15 +11,15 @@ from typer.testing import CliRunner
 
 import floatscope as fs
 from floatscope.analysis.evaluations import open_evaluation
-from floatscope.analysis.stress_tests import stress_curve, position_gap, read_stress
+from floatscope.analysis.stress_tests import position_gap, read_stress, stress_curve
 from floatscope.cli.main import app
 from floatscope.errors import UserError
-from floatscope.tasks.sample_files import read_shipped
 from floatscope.pipelines.stress import plan_stress
 from floatscope.reports.page import write_page
 from floatscope.reports.stress_report import build_stress_report
 from floatscope.tasks.index import Index
 from floatscope.tasks.sample import Sample
+from floatscope.tasks.sample_files import read_shipped
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +194,7 @@ def test_models_that_do_not_fit_the_kind_are_refused_first(data_file, words, sen
 def test_mistakes_are_one_sentence(arm, tmp_path):
     with pytest.raises(UserError, match="unknown"):
         plan_stress(arm, read_shipped("reading-5")[:3], tmp_path / "x", "posittion")
-    with pytest.raises(UserError, match="holds no stress test"):
+    with pytest.raises(UserError, match="is not a stress test"):
         stress_curve([tmp_path])
     missing, out = str(tmp_path / "no.jsonl"), str(tmp_path / "o")
     wrong = CliRunner().invoke(app, ["stress", "twin:arm", "--data", missing, "--kind", "noise", "--out", out])

@@ -18,10 +18,10 @@ import pytest
 
 import floatscope as fs
 from floatscope.errors import UserError
-from floatscope.tasks.sample_files import read_shipped
 from floatscope.pipelines import trace as module
 from floatscope.pipelines.trace import plan_trace
 from floatscope.tasks.sample import Passage, Sample
+from floatscope.tasks.sample_files import read_shipped
 from floatscope.tasks.template import load_template
 from floatscope.traces import find_controls, open_run
 
@@ -300,7 +300,7 @@ def test_a_resumed_run_keeps_its_batches(models, tmp_path):
     [
         ({"new_tokens": 5}, "new_tokens: 4 in the folder, 5 now"),
         ({"seed": 1}, "seed: 0 in the folder, 1 now"),
-        ({"chat": False}, 'chat: true in the folder, false now'),
+        ({"chat": False}, "chat: true in the folder, false now"),
         ({"watch": fs.Watch("heads")}, 'level: "summary" in the folder, "heads" now'),
         ({"source": {"data": "other"}}, 'data: nothing in the folder, "other" now'),
         ({"samples": SAMPLES[:4]}, "samples: "),

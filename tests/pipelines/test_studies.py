@@ -1,4 +1,4 @@
-"""Studies: the arms and conditions they are made of, and what is read from their effects."""
+"""Studies: the subsets and conditions they plan, and how their effects are summarised."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pandas as pd
 import pytest
 
 import floatscope as fs
-from floatscope.analysis.trace_view import trace_views
 from floatscope.analysis.retrieval_heads import head_map, retrieval
 from floatscope.analysis.studies import STUDIES, is_dormant
+from floatscope.analysis.trace_view import trace_views
 from floatscope.interventions.recipes import parse_edits
-from floatscope.tasks.sample_files import read_shipped
 from floatscope.pipelines.studies import HEAD_TRACES, StudyInput, plan_study, rank_heads
+from floatscope.tasks.sample_files import read_shipped
 from floatscope.traces import open_run
 
 
@@ -98,7 +98,7 @@ def test_subsets_that_samples_cannot_take_are_left_out_with_a_note(mdm, tmp_path
     assert any("only 1 of 5" in sentence for sentence in mixed.notes)
     few = plan_study("pin", study_input(mdm, [*several[:1], *read_shipped("reading-5")[:4]], tmp_path))
     assert {len(subset) for subset in few.subsets.values()} == {4}
-    assert any("1 of 5 samples cannot take part" in sentence for sentence in few.notes)
+    assert any("1 of 5 samples cannot be used in every subset" in sentence for sentence in few.notes)
 
 
 @pytest.mark.parametrize("name", ["twin:mdm", "twin:arm"])
@@ -113,7 +113,7 @@ def test_heads_are_found_and_tested_on_different_samples_with_controls_of_their_
     first = zeroed(conditions["heads-2"])
     assert scores.stack()[list(first)].min() >= scores.stack().drop(list(first)).max()
     assert first < zeroed(conditions["heads-5"])
-    assert any("without 64 heads" in sentence for sentence in plan.notes)
+    assert any("64 heads are left out" in sentence for sentence in plan.notes)
     for condition in (conditions["heads-2"], conditions["heads-5"]):
         own = zeroed(condition)
         assert len(own) == condition.value
@@ -122,10 +122,10 @@ def test_heads_are_found_and_tested_on_different_samples_with_controls_of_their_
             assert Counter(layer for layer, _ in zeroed(control)) == Counter(layer for layer, _ in own)
     assert (
         plan_study("heads", study_input(model, samples, tmp_path), counts=(2, 5, 64), draws=2) == plan
-    )  # what is traced is kept
+    )  # the traces are not made again
 
 
-def test_equal_heads_are_told_apart_by_their_mass_on_the_evidence(mdm, tmp_path):
+def test_equal_heads_are_ranked_by_their_mass_on_the_evidence(mdm, tmp_path):
     samples = read_shipped("reading-1")[:8]
     found = rank_heads(study_input(mdm, samples, tmp_path), samples, "wu_set")
     assert len(found) == 64
@@ -140,7 +140,7 @@ def test_heads_need_samples_with_evidence(mdm, tmp_path):
         plan_study("heads", study_input(mdm, read_shipped("closed-book")[:12], tmp_path))
 
 
-def test_every_head_has_an_arm_that_tells_its_layer_and_place(mdm, tmp_path):
+def test_every_head_has_a_condition_with_its_layer_and_number(mdm, tmp_path):
     conditions = by_name(plan_study("dormant", study_input(mdm, read_shipped("reading-5")[:2], tmp_path)))
     assert len(conditions) == 1 + 64
     condition = conditions["head-3-6"]
@@ -157,28 +157,28 @@ def test_every_region_that_all_samples_have_is_hidden_in_turn(mdm, tmp_path):
     assert [condition.name for condition in edited] == ["bos", "template", "question", "gold", "evidence", *documents]
     for condition in edited:
         for control in controls(conditions, condition.name):
-            assert control.edits[0].keys.like == condition.edits[0].keys
+            assert control.edits[0].keys.same_count_as == condition.edits[0].keys
             assert control.edits[0].queries == condition.edits[0].queries == "others"
     assert conditions["document-4"].value == 4
     short = replace(read_shipped("reading-5")[3], passages=read_shipped("reading-5")[3].passages[:4])
     plan = plan_study("blank", study_input(mdm, [*read_shipped("reading-5")[:3], short], tmp_path))
-    assert plan.notes == ["without document 5: not all samples have them"]
+    assert plan.notes == ["document 5 left out: not all samples have them"]
 
 
-def test_what_a_study_does_not_know_is_said(mdm, tmp_path):
+def test_unknown_studies_and_options_are_refused(mdm, tmp_path):
     with pytest.raises(fs.UserError, match="sinks"):
         plan_study("sink", study_input(mdm, read_shipped("reading-5")[:2], tmp_path))
     with pytest.raises(fs.UserError, match="counts, draws"):
         plan_study("sinks", study_input(mdm, read_shipped("reading-5")[:2], tmp_path), k=3)
-    with pytest.raises(fs.UserError, match="no samples"):
+    with pytest.raises(fs.UserError, match="a study needs samples"):
         plan_study("blank", study_input(mdm, [], tmp_path))
 
 
 def effect_row(name, mean, low, high, **more):
-    return {name: mean, f"{name}_low": low, f"{name}_high": high, "model": "twin:mdm", "condition": "", **more}
+    return {name: mean, f"{name}_low": low, f"{name}_high": high, "model": "twin:mdm", "subset": "", **more}
 
 
-def test_effects_are_read_as_sentences():
+def test_effects_are_summarised_in_sentences():
     table = pd.DataFrame(
         [
             effect_row("acc_effect", float("nan"), float("nan"), float("nan"), condition="baseline", value=0),
@@ -189,7 +189,7 @@ def test_effects_are_read_as_sentences():
     assert STUDIES["sinks"].summarise(table) == [
         "masking 1, 5 anchors costs twin:mdm 2 [−1, 5], 61 [50, 72] points more than masking as many random keys"
     ]
-    (pinned,) = STUDIES["pin"].summarise(table.assign(condition="noise"))
+    (pinned,) = STUDIES["pin"].summarise(table.assign(subset="noise"))
     assert "61 [50, 72]" in pinned
     assert "(anchors-5, noise); 1 of 2 such intervals exclude 0" in pinned
     heads = pd.DataFrame(

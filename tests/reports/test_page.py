@@ -63,6 +63,7 @@ def test_table_is_linked_if_its_file_exists(html):
 
 def test_text_is_escaped_and_numbers_do_not_wrap():
     assert str(render_bold("**5 %** [4, 6] <b>")) == "<strong>5\u00a0%</strong> [4,\u00a06] &lt;b&gt;"
+    assert str(render_bold("n = 24, z = x")) == "n\u00a0=\u00a024, z = x"
     assert str(render_bold("0.2 [0.1, 0.3]")) == "0.2\u00a0[0.1,\u00a00.3]"
     assert [format_value(v) for v in (None, True, 0.12345, 12345.6, 3, ["a", 1], {"a": 1})] == [
         "–", "yes", "0.123", "1.235e+04", "3", "a, 1", '{"a": 1}',

@@ -192,9 +192,7 @@ def test_a_run_of_another_format_is_refused(folder):
     create_run(folder, SETTINGS, IDS).close()
     record = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps(record | {"format": 3}))
-    with pytest.raises(
-        UserError, match="has run format 3, but this floatscope reads 1 and 2: open it with"
-    ):
+    with pytest.raises(UserError, match="has run format 3, but this floatscope reads 1 and 2: open it with"):
         open_run(folder)
 
 

@@ -64,9 +64,7 @@ def effects(paths: Sequence[Path]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _measure_columns(
-    own: pd.DataFrame, baseline: pd.DataFrame, controls: list[pd.DataFrame]
-) -> dict[str, float | int]:
+def _measure_columns(own: pd.DataFrame, baseline: pd.DataFrame, controls: list[pd.DataFrame]) -> dict[str, float | int]:
     columns: dict[str, float | int] = {"n": len(own)}
     for name in (name for name in MEASURES if name in own):
         columns |= _interval_columns(name, estimate(own, name))

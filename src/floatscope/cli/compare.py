@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from floatscope.cli import options as o
-from floatscope.errors import UserError
 
 
 def compare(
@@ -25,19 +24,13 @@ def compare(
     from rich.console import Console
 
     from floatscope.cli.console import print_table
-    from floatscope.files.atomic import write_atomic
-    from floatscope.reports.score_table import WRITERS, format_scores, list_cautions, score_rows, select_columns
+    from floatscope.reports.score_table import list_cautions, score_rows, select_columns, write_scores
 
-    if out is not None and out.suffix.lstrip(".") not in WRITERS:
-        raise UserError(f"--out must end in .{', .'.join(WRITERS)}, got '{out.name}'")
     rows = score_rows(runs)
     for sentence in list_cautions(runs):
         typer.echo(f"note: {sentence}", err=True)
     if out is not None:
-        try:
-            write_atomic(out, [format_scores(rows, out.suffix.lstrip(".")).encode()])
-        except OSError as error:
-            raise UserError(f"cannot write {out}: {error.strerror}") from error
+        write_scores(rows, out)
     if as_json:
         typer.echo(json.dumps([asdict(row) for row in rows], indent=1))
         return

@@ -180,18 +180,18 @@ def _excerpt(passage: Passage, room: int) -> Line:
     first = evidence[0][0] if evidence else 0
     start = max(0, min(first - room // 3, len(passage.text) - room))
     stop = start + room
-    shown = _line(f"{_cut(passage.title, SHORT)}: " if passage.title else "", "bold" if passage.gold else "")
+    excerpt = _line(f"{_cut(passage.title, SHORT)}: " if passage.title else "", "bold" if passage.gold else "")
     plain = "not bold" if passage.gold else "dim"
-    shown.append("…" if start else "", plain)
+    excerpt.append("…" if start else "", plain)
     for a, b in evidence:
         if start <= a < stop:
-            shown.append(_clean(passage.text[start:a]), plain).append(f"«{_clean(passage.text[a:b])}»", "bold green")
+            excerpt.append(_clean(passage.text[start:a]), plain).append(f"«{_clean(passage.text[a:b])}»", "bold green")
             start = b
-    shown.append(_clean(passage.text[start:stop]), plain).append(
+    excerpt.append(_clean(passage.text[start:stop]), plain).append(
         "…" if max(start, stop) < len(passage.text) else "", plain
     )
-    shown.no_wrap, shown.overflow = not passage.gold, "ellipsis"
-    return shown
+    excerpt.no_wrap, excerpt.overflow = not passage.gold, "ellipsis"
+    return excerpt
 
 
 def _problems(problems: dict[str, list[str]], contents: SampleFile) -> Table:

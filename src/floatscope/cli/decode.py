@@ -50,9 +50,9 @@ def decode(
         from floatscope.capture.watcher import Watch
         from floatscope.pipelines.decode import decode as start_decoding
 
-        opened = loading.load(model)
+        loaded = loading.load(model)
     out = start_decoding(
-        opened,
+        loaded,
         text,
         watch=Watch(fields=("received", "uniform", "eligible")) if layer is not None else None,
         chat=chat,
@@ -67,7 +67,7 @@ def decode(
     elif as_json:
         typer.echo(json.dumps(_record(out, layer), ensure_ascii=False))
     else:
-        typer.echo(out.text if opened.tokenizer is not None else " ".join(map(str, out.generated_ids[0])))
+        typer.echo(out.text if loaded.tokenizer is not None else " ".join(map(str, out.generated_ids[0])))
 
 
 def _read_stdin() -> str:

@@ -72,8 +72,8 @@ def _print_report(console: Console, report: Report) -> None:
 
     models = make_table("Complete models: watched against unwatched output", "model", "as", "error")
     for verdict in report.models:
-        shown = "[red]see below[/]" if verdict.problem else compare(verdict.error, verdict.limit)
-        models.add_row(verdict.model, f"{verdict.dtype} on {verdict.device}", shown)
+        result = "[red]see below[/]" if verdict.problem else compare(verdict.error, verdict.limit)
+        models.add_row(verdict.model, f"{verdict.dtype} on {verdict.device}", result)
 
     for table in (facts, backends, errors, models):
         console.print(table, "")

@@ -62,9 +62,9 @@ def evaluate(
 
     from floatscope.pipelines.evaluate import plan_evaluation
 
-    opened = loading.load(model)
+    loaded = loading.load(model)
     job = plan_evaluation(
-        opened,
+        loaded,
         samples,
         out,
         passages=passage_choice,
@@ -74,7 +74,7 @@ def evaluate(
         **questions.settings,
         **sampling.settings,
     )
-    print_line(console, "model", repr(opened))
+    print_line(console, "model", repr(loaded))
     print_skipped(console, file)
     print_notes(console, job.notes)
     print_recall(console, recall, retrieval.k)

@@ -43,8 +43,8 @@ def add(
     from floatscope.tasks.index import Index, PassageFile
 
     passage_files = [PassageFile(file) for file in files]
-    opened = Index.create(folder, exist_ok=True)
-    before = len(opened)
+    passage_index = Index.create(folder, exist_ok=True)
+    before = len(passage_index)
 
     def describe() -> str:
         now = len(Index.open(folder))
@@ -52,12 +52,12 @@ def add(
 
     console = make_console(stderr=True)
     with explain_interrupt(describe):
-        counts = _add_files(console, opened, passage_files)
+        counts = _add_files(console, passage_index, passage_files)
     if names := list(dict.fromkeys(name for file in passage_files for name in file.ignored_fields)):
         console.print(
             f"[bold]note[/] only id, title and text of a passage are stored, not {', '.join(map(repr, names[:5]))}"
         )
-    total = len(opened)
+    total = len(passage_index)
     if as_json:
         typer.echo(json.dumps({"index": str(folder), **asdict(counts), "passages": total}, indent=1))
         return
@@ -65,7 +65,7 @@ def add(
     typer.echo(f"{folder}: {changes}; {total} passages")
 
 
-def _add_files(console: Console, opened: Index, files: list[PassageFile]) -> AddCounts:
+def _add_files(console: Console, passage_index: Index, files: list[PassageFile]) -> AddCounts:
     """Add file after file, with one progress bar over the bytes of all."""
     from functools import partial
 
@@ -82,7 +82,7 @@ def _add_files(console: Console, opened: Index, files: list[PassageFile]) -> Add
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         bar = bars.add_task("", total=sum(file.bytes for file in files), text="")
         for file in files:
-            total += opened.add_file(file, on_progress=partial(update, total, bytes, file))
+            total += passage_index.add_file(file, on_progress=partial(update, total, bytes, file))
             bytes += file.bytes
     return total
 
@@ -94,12 +94,12 @@ def remove(
     """Remove passages by their ids; if one id is unknown, nothing is removed."""
     from floatscope.tasks.index import Index
 
-    opened = Index.open(folder)
-    if unknown := [id for id in ids if opened.get(id) is None]:
+    passage_index = Index.open(folder)
+    if unknown := [id for id in ids if passage_index.get(id) is None]:
         more = f" (nor {len(unknown) - 1} others)" if len(unknown) > 1 else ""
         raise UserError(f"{folder} has no passage '{_printable(unknown[0])}'{more}; nothing was removed")
-    removed = opened.remove(ids)
-    typer.echo(f"{folder}: {removed} removed; {len(opened)} passages")
+    removed = passage_index.remove(ids)
+    typer.echo(f"{folder}: {removed} removed; {len(passage_index)} passages")
 
 
 def search(
@@ -138,10 +138,10 @@ def stat(
     from floatscope.files.sizes import format_size
     from floatscope.tasks.index import Index
 
-    opened = Index.open(folder)
+    passage_index = Index.open(folder)
     if check:
-        opened.check()
-    stats = opened.stats()
+        passage_index.check()
+    stats = passage_index.stats()
     if as_json:
         typer.echo(json.dumps(stats.as_json, indent=1))
         return

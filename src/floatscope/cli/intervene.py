@@ -23,8 +23,8 @@ from floatscope.errors import unknown_choice
 CONTROLS = ("random", "middle", "none")
 
 
-def _list_edits(wanted: bool) -> None:
-    if not wanted:
+def _list_edits(is_requested: bool) -> None:
+    if not is_requested:
         return
     from rich.console import Console
     from rich.table import Table
@@ -113,7 +113,7 @@ def intervene(
         record = {"page": str(page), "notes": notes, "skipped": len(file.errors), "effects": rows}
         typer.echo(json.dumps(record, indent=1))
         return
-    for shown in (build_conditions_table(table, intervals=False), build_effects_table(table)):
-        print_table(console, shown.columns, shown.rows)
+    for summary in (build_conditions_table(table, intervals=False), build_effects_table(table)):
+        print_table(console, summary.columns, summary.rows)
         console.print()
     print_line(console, "page", str(page))

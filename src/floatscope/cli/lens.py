@@ -58,21 +58,21 @@ def lens(
     file = None if data is None else reading.read(data)
     console = Console(stderr=as_json, highlight=False)
     with show_status(f"opening {model}"):
-        opened = loading.load(model)
+        loaded = loading.load(model)
     samples: list[Sample | str] = [str(prompt)] if file is None else [*file.samples]
-    table = _read_lens(opened, samples, chat, anchors, top_tokens, **sampling.settings)
+    table = _read_lens(loaded, samples, chat, anchors, top_tokens, **sampling.settings)
     if out is not None:
         table.to_csv(out, index=False)
     if as_json:
-        typer.echo(json.dumps({"model": opened.metadata, "rows": table.to_dict("records")}, ensure_ascii=False))
+        typer.echo(json.dumps({"model": loaded.metadata, "rows": table.to_dict("records")}, ensure_ascii=False))
         return
-    print_line(console, "model", repr(opened))
+    print_line(console, "model", repr(loaded))
     if file is not None:
         print_skipped(console, file)
     first, count = table["sample"].iloc[0], table["sample"].nunique()
     if count > 1:
         print_line(console, "sample", f"'{first}', one of {count}")
-    console.print(_draw_table(table[table["sample"] == first], opened, console.width))
+    console.print(_draw_table(table[table["sample"] == first], loaded, console.width))
     if out is not None:
         print_line(console, "rows", f"{len(table)} in {out}")
 
@@ -140,5 +140,5 @@ def _draw_cell(rows: pd.DataFrame) -> Text:
 
 def _shorten(piece: str) -> str:
     """A token in a few characters; spaces and newlines are made visible."""
-    shown = "".join(VISIBLE.get(c, c if c.isprintable() else f"\\x{ord(c):02x}") for c in piece)
-    return shown if len(shown) <= TOKEN_WIDTH else f"{shown[: TOKEN_WIDTH - 1]}…"
+    visible = "".join(VISIBLE.get(c, c if c.isprintable() else f"\\x{ord(c):02x}") for c in piece)
+    return visible if len(visible) <= TOKEN_WIDTH else f"{visible[: TOKEN_WIDTH - 1]}…"

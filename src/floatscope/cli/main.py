@@ -129,8 +129,8 @@ app.add_typer(index, name="index")
 app.add_typer(twins, name="twins")
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         typer.echo(f"floatscope {__version__}")
         raise typer.Exit
 

@@ -115,9 +115,9 @@ def _print_points(console: Console, table: pd.DataFrame) -> None:
     from floatscope.reports.charts import Table
     from floatscope.reports.stress_report import build_stress_charts
 
-    shown = next(chart for chart in build_stress_charts(table) if isinstance(chart, Table))
-    places = [shown.columns.index(name) for name in COLUMNS]
-    print_table(console, COLUMNS, [[row[place] for place in places] for row in shown.rows])
+    summary = next(chart for chart in build_stress_charts(table) if isinstance(chart, Table))
+    places = [summary.columns.index(name) for name in COLUMNS]
+    print_table(console, COLUMNS, [[row[place] for place in places] for row in summary.rows])
 
 
 def _open_retriever(folder: Path) -> Callable[[str], list[Passage]]:

@@ -85,8 +85,8 @@ def study(
         record = {"page": str(page), "findings": findings, "notes": notes, "skipped": len(file.errors), "effects": rows}
         typer.echo(json.dumps(record, indent=1))
         return
-    shown = build_study_table(name, table)
-    print_table(console, shown.columns, shown.rows)
+    summary = build_study_table(name, table)
+    print_table(console, summary.columns, summary.rows)
     for finding in findings:
         print_line(console, "finding", finding)
     print_line(console, "page", str(page))

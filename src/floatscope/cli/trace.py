@@ -64,9 +64,9 @@ def trace(
     from floatscope.files.sizes import format_size
     from floatscope.pipelines.trace import plan_trace
 
-    opened = loading.load(model)
+    loaded = loading.load(model)
     job = plan_trace(
-        opened,
+        loaded,
         prompt if questions is None else questions.samples,
         out,
         watch=Watch(level, influence=influence),
@@ -77,7 +77,7 @@ def trace(
         **sampling.settings,
     )
     finished = job.finished
-    print_line(console, "model", repr(opened))
+    print_line(console, "model", repr(loaded))
     if questions is not None:
         print_skipped(console, questions)
     print_notes(console, [job.note] if job.note else [])

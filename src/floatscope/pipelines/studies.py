@@ -33,8 +33,8 @@ from floatscope.analysis.studies import STUDIES
 from floatscope.analysis.trace_view import trace_views
 from floatscope.capture.watcher import Watch
 from floatscope.errors import UserError, unknown_choice
-from floatscope.interventions.conditions import BASELINE, Condition, build_conditions
 from floatscope.interventions.checks import count_layers_and_heads
+from floatscope.interventions.conditions import BASELINE, Condition, build_conditions
 from floatscope.interventions.recipes import parse_edits
 from floatscope.models.loader import load
 from floatscope.models.model import Model
@@ -48,7 +48,7 @@ from floatscope.reports.study_report import build_study_report
 from floatscope.sampling.settings import resolve_sampling
 from floatscope.tasks.sample import Sample
 from floatscope.tasks.stress import build_points
-from floatscope.tasks.stress.options import OptionValue, parse_names, require_one, parse_counts
+from floatscope.tasks.stress.options import OptionValue, parse_counts, parse_names, require_one
 from floatscope.tasks.template import load_template
 from floatscope.traces import open_run
 

@@ -232,10 +232,10 @@ def _starts_at_zero(chart: Lines | Dots) -> bool:
 
 
 def _colour_bounds(values: np.ndarray, log: bool) -> tuple[float, float]:
-    shown = values[np.isfinite(values) & ((values > 0) | (not log))]
-    if not len(shown):
+    measured = values[np.isfinite(values) & ((values > 0) | (not log))]
+    if not len(measured):
         return 0.5, 1.0
-    low, high = float(shown.min()), float(shown.max())
+    low, high = float(measured.min()), float(measured.max())
     low = min(low, 0.0) if low < 0 or not log else low
     return (low - 0.5, high + 0.5) if low == high and not log else (low, max(high, low * 1.001))
 

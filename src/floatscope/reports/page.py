@@ -85,8 +85,9 @@ def embed_json(value: Any) -> Markup:
 
 
 def render_bold(text: str) -> Markup:
-    """`**words**` become strong, everything else stays text. No line breaks inside "5 %" or "0.2 [0.1, 0.3]"."""
+    """`**words**` become strong, everything else stays text. "5 %", "n = 24" and "0.2 [0.1, 0.3]" stay on one line."""
     text = re.sub(r"(?<=\d) (?=%)|(?<=[\d%]) (?=\[)", NO_BREAK_SPACE, text)
+    text = re.sub(r"(?<=\b\w) = (?=\d)", f"{NO_BREAK_SPACE}={NO_BREAK_SPACE}", text)
     text = re.sub(r"\[[^\[\]]{1,24}\]", lambda match: match[0].replace(" ", NO_BREAK_SPACE), text)
     return Markup(re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", str(escape(text))))
 

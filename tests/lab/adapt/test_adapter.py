@@ -1,4 +1,4 @@
-"""The adapter itself: base + adapter is the merged model, and what does not fit is refused."""
+"""Adapters: base plus adapter equals the merged model, and an adapter that does not fit is refused."""
 
 from __future__ import annotations
 
@@ -41,27 +41,27 @@ from floatscope.models.random_checkpoints import write_random
 from floatscope.schema import State
 
 
-def stirred(model, mask_id: int, rank: int | None, seed: int = 1):
-    """The module as if it had learnt something."""
+def perturb(model, mask_id: int, rank: int | None, seed: int = 1):
+    """Return the module with random trained weights."""
     if mask_id == model.vocab_size:
         add_token_row(model.module)
     make_trainable(model.module, mask_id, rank)
-    draw = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for p in model.module.parameters():
             if p.requires_grad:
-                p += 0.1 * torch.randn(p.shape, generator=draw)
+                p += 0.1 * torch.randn(p.shape, generator=rng)
     return model.module
 
 
-def logits(module, ids):
+def compute_logits(module, ids):
     with torch.inference_mode():
         return module(input_ids=ids, is_causal=False, use_cache=False).logits
 
 
 @pytest.fixture(params=[False, True], ids=["untied", "tied"])
-def opened(request, base, tmp_path):
-    """The base with an output of its own, or with the embedding's weights for it."""
+def base_folder(request, base, tmp_path):
+    """Return a base with an untied output, or with the embedding tied to it."""
     if request.param:
         base = shutil.copytree(base, tmp_path / "tied")
         config = json.loads((base / "config.json").read_text()) | {"tie_word_embeddings": True}
@@ -74,42 +74,42 @@ def opened(request, base, tmp_path):
 
 @pytest.mark.parametrize("rank", [1, 5, None])
 @pytest.mark.parametrize("mask", [7, "new"])
-def test_adapter_and_base_are_the_merged_model(opened, rank, mask):
-    model, plain = load(opened), load(opened)
+def test_base_plus_adapter_equals_the_merged_model(base_folder, rank, mask):
+    model, plain = load(base_folder), load(base_folder)
     mask_id = model.vocab_size if mask == "new" else mask
-    module = stirred(model, mask_id, rank)
+    module = perturb(model, mask_id, rank)
     merge_adapter(plain.module, Adapter("", "", mask_id, None, rank, adapter_tensors(module, torch.float32)))
     ids = torch.randint(0, plain.vocab_size, (3, 17), generator=torch.Generator().manual_seed(0))
     ids[:, ::3] = mask_id
-    torch.testing.assert_close(logits(plain.module, ids), logits(module, ids), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(compute_logits(plain.module, ids), compute_logits(module, ids), rtol=1e-5, atol=1e-5)
 
 
-def test_at_first_nothing_is_changed_but_the_mask(opened):
-    model, plain = load(opened), load(opened)
+def test_initial_adapter_changes_the_mask_only(base_folder):
+    model, plain = load(base_folder), load(base_folder)
     make_trainable(model.module, 7, 4)
     ids = torch.arange(20, 40)[None]
-    after, before = logits(model.module, ids), logits(plain.module, ids)
+    after, before = compute_logits(model.module, ids), compute_logits(plain.module, ids)
     others = [i for i in range(plain.vocab_size) if i != 7]
     torch.testing.assert_close(after[..., others], before[..., others])
     row = model.module.get_input_embeddings().row
     torch.testing.assert_close(row, plain.module.get_input_embeddings().weight.mean(0))
 
 
-def test_every_projection_learns_and_the_base_does_not(base):
+def test_every_linear_layer_is_trained_and_the_base_is_not(base):
     model = load(base)
     names = [name for name, _ in linear_layers(model.module)]
     assert len(names) == 2 * 7  # q, k, v, o, gate, up, down of two layers; not the output
     make_trainable(model.module, 7, 3)
     model.module(input_ids=torch.tensor([[7, 20, 30]]), is_causal=False).logits.square().mean().backward()
-    graded = {name for name, p in model.module.named_parameters() if p.grad is not None}
-    assert graded == {name for name, p in model.module.named_parameters() if p.requires_grad}
-    assert len(graded) == 2 * len(names) + 1
-    assert not any(".base." in name for name in graded)
+    with_gradient = {name for name, p in model.module.named_parameters() if p.grad is not None}
+    assert with_gradient == {name for name, p in model.module.named_parameters() if p.requires_grad}
+    assert len(with_gradient) == 2 * len(names) + 1
+    assert not any(".base." in name for name in with_gradient)
 
 
-def written(folder, base, rank=3, **changes):
+def write_perturbed_adapter(folder, base, rank=3, **changes):
     model = load(base)
-    module = stirred(model, 7, rank)
+    module = perturb(model, 7, rank)
     about = {
         "base_name": "base",
         "base_sha256": sha256_weights(base),
@@ -122,8 +122,8 @@ def written(folder, base, rank=3, **changes):
     return folder, module
 
 
-def with_tensors(folder, tensors) -> None:
-    """Others in the place of its own, as if they had always been there."""
+def replace_tensors(folder, tensors) -> None:
+    """Replace the tensors of an adapter, and their digest."""
     save_file(tensors, folder / TENSORS_FILE)
     sha256 = hashlib.sha256((folder / TENSORS_FILE).read_bytes()).hexdigest()
     about = json.loads((folder / "adapter.json").read_text()) | {"sha256": sha256}
@@ -131,7 +131,7 @@ def with_tensors(folder, tensors) -> None:
 
 
 def test_load_opens_a_base_with_its_adapter(base, tmp_path):
-    folder, module = written(tmp_path / "sibling", base)
+    folder, module = write_perturbed_adapter(tmp_path / "sibling", base)
     model = load(f"{base}+{folder}")
     assert model.spec.name == "base+sibling"
     assert (model.spec.paradigm, model.spec.mask_id, model.spec.shift, model.spec.architecture) == (
@@ -142,13 +142,13 @@ def test_load_opens_a_base_with_its_adapter(base, tmp_path):
     )
     ids = torch.arange(20, 40)[None]
     canvas = CanvasState(ids, torch.full_like(ids, int(State.PROMPT)))
-    torch.testing.assert_close(model.forward(canvas), logits(module, ids), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(model.forward(canvas), compute_logits(module, ids), rtol=1e-5, atol=1e-5)
     assert model.spec.weights not in (load(base).spec.weights, load(base, mask_id=7).spec.weights)
     assert describe(f"{base}+{folder}").spec.mask_id == 7
 
 
-def test_an_adapted_model_decodes_and_is_watched_like_any_mdm(base, tmp_path):
-    folder, _ = written(tmp_path / "sibling", base)
+def test_adapted_model_decodes_and_is_traced_like_any_mdm(base, tmp_path):
+    folder, _ = write_perturbed_adapter(tmp_path / "sibling", base)
     model = load(f"{base}+{folder}")
     decoding = fs.decode(model, [20, 30, 40], new_tokens=6, watch=fs.Watch(), seed=0)
     assert decoding.tokens.shape == (1, 3 + 6)
@@ -158,26 +158,26 @@ def test_an_adapted_model_decodes_and_is_watched_like_any_mdm(base, tmp_path):
 
 
 def test_another_base_is_refused(base, tmp_path):
-    folder, _ = written(tmp_path / "sibling", base)
+    folder, _ = write_perturbed_adapter(tmp_path / "sibling", base)
     other = write_random(tmp_path / "other", "llama", seed=1, layers=2, heads=4, kv_heads=2)
     with pytest.raises(UserError, match=r"belongs to base with sha256 \w{12}…, and .*other has \w{12}…; give the base"):
         load(f"{other}+{folder}")
 
 
-def test_a_base_whose_shape_differs_is_refused_with_the_weight(base, tmp_path):
+def test_base_of_another_shape_is_refused_with_the_weight(base, tmp_path):
     other = write_random(tmp_path / "other", "llama", layers=2, heads=4, kv_heads=2, ffn=96)
-    folder, _ = written(tmp_path / "sibling", base, base_sha256=sha256_weights(other))
+    folder, _ = write_perturbed_adapter(tmp_path / "sibling", base, base_sha256=sha256_weights(other))
     with pytest.raises(UserError, match=r"does not fit model.layers.0.mlp.down_proj.weight"):
         load(f"{other}+{folder}")
     shallow = write_random(tmp_path / "shallow", "llama", layers=1, heads=4, kv_heads=2)
-    folder, _ = written(tmp_path / "sibling", base, base_sha256=sha256_weights(shallow))
+    folder, _ = write_perturbed_adapter(tmp_path / "sibling", base, base_sha256=sha256_weights(shallow))
     with pytest.raises(UserError, match=r"weights the base does not have: model\.layers\.1\."):
         load(f"{shallow}+{folder}")
 
 
 def test_tensors_of_another_adapter_are_refused(base, tmp_path):
-    folder, _ = written(tmp_path / "sibling", base)
-    other, _ = written(tmp_path / "other", base, mask_token="y")
+    folder, _ = write_perturbed_adapter(tmp_path / "sibling", base)
+    other, _ = write_perturbed_adapter(tmp_path / "other", base, mask_token="y")
     tensors = load_file(other / TENSORS_FILE)
     tensors["mask_embedding"] += 1
     save_file(tensors, folder / TENSORS_FILE)
@@ -185,8 +185,8 @@ def test_tensors_of_another_adapter_are_refused(base, tmp_path):
         load(f"{base}+{folder}")
 
 
-def test_a_folder_that_is_not_there_or_holds_the_adapter_is_told(base, tmp_path):
-    written(tmp_path / "sibling" / "adapter", base)
+def test_missing_folder_or_parent_folder_is_a_user_error(base, tmp_path):
+    write_perturbed_adapter(tmp_path / "sibling" / "adapter", base)
     with pytest.raises(UserError, match=r"nowhere does not exist; give a folder that `floatscope adapt` wrote$"):
         load(f"{base}+{tmp_path / 'nowhere'}")
     with pytest.raises(UserError, match=r"it has no adapter\.json; .* wrote, such as .*sibling/adapter$"):
@@ -194,8 +194,8 @@ def test_a_folder_that_is_not_there_or_holds_the_adapter_is_told(base, tmp_path)
     assert load(f"{base}+{tmp_path / 'sibling' / 'adapter'}").spec.name == "base+sibling/adapter"
 
 
-def test_an_adapter_alone_is_told_from_a_checkpoint(base, tmp_path):
-    folder, _ = written(tmp_path / "sibling", base)
+def test_adapter_without_base_is_refused(base, tmp_path):
+    folder, _ = write_perturbed_adapter(tmp_path / "sibling", base)
     with pytest.raises(UserError, match=r"is an adapter; open it with its base: BASE\+"):
         load(folder)
     with pytest.raises(UserError, match=r"is not an adapter: it has no adapter.json"):
@@ -208,7 +208,7 @@ ABOUT = '{"base_name": "", "base_sha256": "", "mask_id": 7, "mask_token": null, 
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "said"),
+    ("file", "content", "message"),
     [
         ("adapter.json", "{", "is damaged"),
         ("adapter.json", '{"base_name": "x"}', "no valid"),
@@ -216,79 +216,79 @@ ABOUT = '{"base_name": "", "base_sha256": "", "mask_id": 7, "mask_token": null, 
         (TENSORS_FILE, "short", "missing or damaged"),
     ],
 )
-def test_a_damaged_adapter_is_one_sentence(base, tmp_path, file, content, said):
-    folder, _ = written(tmp_path / "sibling", base)
+def test_damaged_adapter_is_a_user_error(base, tmp_path, file, content, message):
+    folder, _ = write_perturbed_adapter(tmp_path / "sibling", base)
     (folder / file).write_text(content)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         load(f"{base}+{folder}")
 
 
 @pytest.mark.parametrize(
-    ("lost", "said"),
+    ("missing", "message"),
     [
         (["mask_embedding"], r"its adapter has no mask_embedding; download it again"),
         (["model.layers.1.mlp.up_proj.weight.up"], r"has no model\.layers\.1\.mlp\.up_proj\.weight\.up; download"),
         (None, r"its adapter has no model\.layers\.0\."),
     ],
 )
-def test_a_missing_tensor_is_refused_by_name(base, tmp_path, lost, said):
-    folder, _ = written(tmp_path / "sibling", base)
+def test_missing_tensor_is_refused_by_name(base, tmp_path, missing, message):
+    folder, _ = write_perturbed_adapter(tmp_path / "sibling", base)
     tensors = load_file(folder / TENSORS_FILE)
-    kept = {"mask_embedding"} if lost is None else tensors.keys() - lost
-    with_tensors(folder, {name: tensors[name] for name in kept})
-    with pytest.raises(UserError, match=said):
+    names = {"mask_embedding"} if missing is None else tensors.keys() - missing
+    replace_tensors(folder, {name: tensors[name] for name in names})
+    with pytest.raises(UserError, match=message):
         load(f"{base}+{folder}")
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"rank": 77}, r"does not fit .*, which is \(.*\) with rank 77"),
         ({"rank": None}, r"its adapter has no .*; download it again"),
         ({"mask_id": None}, r"its adapter has unexpected tensors: mask_embedding; download"),
     ],
 )
-def test_what_is_said_of_the_tensors_is_held_against_them(base, tmp_path, changes, said):
-    folder, _ = written(tmp_path / "sibling", base)
+def test_adapter_json_must_match_the_tensors(base, tmp_path, changes, message):
+    folder, _ = write_perturbed_adapter(tmp_path / "sibling", base)
     about = json.loads((folder / "adapter.json").read_text()) | changes
     (folder / "adapter.json").write_text(json.dumps(about))
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         load(f"{base}+{folder}")
 
 
-def test_values_that_are_no_numbers_are_refused(base, tmp_path):
-    folder, _ = written(tmp_path / "sibling", base)
+def test_values_that_are_not_finite_are_refused(base, tmp_path):
+    folder, _ = write_perturbed_adapter(tmp_path / "sibling", base)
     tensors = load_file(folder / TENSORS_FILE)
     tensors["mask_embedding"][3] = torch.nan
-    with_tensors(folder, tensors)
+    replace_tensors(folder, tensors)
     with pytest.raises(UserError, match=r"damaged \(mask_embedding is not finite\)"):
         load(f"{base}+{folder}")
 
 
-def test_a_mask_id_beyond_the_vocabulary_is_refused(base, tmp_path):
-    folder, _ = written(tmp_path / "sibling", base, mask_id=100_000)
+def test_mask_id_beyond_the_vocabulary_is_refused(base, tmp_path):
+    folder, _ = write_perturbed_adapter(tmp_path / "sibling", base, mask_id=100_000)
     with pytest.raises(UserError, match="mask id 100000 is not a valid token id"):
         load(f"{base}+{folder}")
 
 
-def test_the_digest_of_one_file_is_what_sha256sum_prints(base, tmp_path):
+def test_digest_of_one_file_is_what_sha256sum_prints(base, tmp_path):
     assert sha256_weights(base) == hashlib.sha256((base / "model.safetensors").read_bytes()).hexdigest()
     several = write_random(tmp_path / "several", "llama", shards=3)
     assert sha256_weights(several) != sha256_weights(write_random(tmp_path / "others", "llama", shards=3, seed=1))
 
 
-def test_a_folder_may_have_a_plus_in_its_name(base, tmp_path):
-    folder, _ = written(tmp_path / "a+b" / "sibling+1", base)
+def test_folder_may_have_a_plus_in_its_name(base, tmp_path):
+    folder, _ = write_perturbed_adapter(tmp_path / "a+b" / "sibling+1", base)
     assert load(f"{base}+{folder}").spec.name == "base+sibling+1"
 
 
-def test_a_fetched_base_opens_with_any_adapter(base, tmp_path):
-    folder, _ = written(tmp_path / "sibling", base)
+def test_fetched_base_opens_with_any_adapter(base, tmp_path):
+    folder, _ = write_perturbed_adapter(tmp_path / "sibling", base)
     assert split_adapter(f"smollm2:arm+{folder}") == ("smollm2:arm", folder)
 
 
-def test_the_base_is_checked_at_the_revision_that_is_opened(base, tmp_path, monkeypatch):
-    folder, _ = written(tmp_path / "sibling", base)
+def test_base_is_checked_at_the_opened_revision(base, tmp_path, monkeypatch):
+    folder, _ = write_perturbed_adapter(tmp_path / "sibling", base)
     revisions = []
 
     def find_checkpoint(name, revision=None, **_):
@@ -312,7 +312,7 @@ SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "nu
         lambda: GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=1, n_head=4, vocab_size=50)),  # matrices turned
     ],
 )
-def test_adapter_and_base_are_the_merged_model_of_other_kinds(make):
+def test_base_plus_adapter_equals_the_merged_model_of_other_architectures(make):
     torch.manual_seed(0)
     module = make().eval()
     with torch.no_grad():
@@ -325,21 +325,21 @@ def test_adapter_and_base_are_the_merged_model_of_other_kinds(make):
             p += 0.1 * torch.randn(p.shape)
     merge_adapter(plain, Adapter("", "", 7, None, 3, adapter_tensors(module, torch.float32)))
     ids = torch.arange(20)[None]
-    torch.testing.assert_close(logits(plain, ids), logits(module, ids), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(compute_logits(plain, ids), compute_logits(module, ids), rtol=1e-5, atol=1e-5)
 
 
-def test_a_base_that_keeps_its_causal_mask_is_refused(tmp_path):
+def test_base_that_keeps_its_causal_mask_is_refused(tmp_path):
     GPTJForCausalLM(GPTJConfig(n_embd=32, n_layer=2, n_head=4, vocab_size=50, rotary_dim=4)).save_pretrained(
         tmp_path / "base"
     )
-    folder, _ = written(tmp_path / "sibling", tmp_path / "base")
+    folder, _ = write_perturbed_adapter(tmp_path / "sibling", tmp_path / "base")
     with pytest.raises(UserError, match=r"keeps its causal mask .*; an adapter cannot change that"):
         load(f"{tmp_path / 'base'}+{folder}")
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_an_embedding_of_another_size_is_refused(base, tmp_path, size):
-    folder, _ = written(tmp_path / "sibling", base)
-    with_tensors(folder, load_file(folder / TENSORS_FILE) | {"mask_embedding": torch.zeros(size)})
+def test_embedding_of_another_size_is_refused(base, tmp_path, size):
+    folder, _ = write_perturbed_adapter(tmp_path / "sibling", base)
+    replace_tensors(folder, load_file(folder / TENSORS_FILE) | {"mask_embedding": torch.zeros(size)})
     with pytest.raises(UserError, match="its adapter's mask_embedding does not fit an embedding of"):
         load(f"{base}+{folder}")

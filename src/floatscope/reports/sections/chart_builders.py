@@ -26,8 +26,8 @@ def build_section(
     reasons = {f"{run.label}: {run.tables.missing[table]}" for run in runs if table in run.tables.missing}
     missing = "".join(f"\n\nNot shown for {reason}." for reason in sorted(reasons))
     n = ", ".join(f"{run.label} n = {len(run.run.finished)}" for run in runs)
-    drawn = [chart for chart in charts if not _is_empty(chart)]
-    return Section(id, title, text + missing, f"{method} Samples: {n}. {INTERVALS}", drawn, f"{table}.csv")
+    filled = [chart for chart in charts if not _is_empty(chart)]
+    return Section(id, title, text + missing, f"{method} Samples: {n}. {INTERVALS}", filled, f"{table}.csv")
 
 
 def _is_empty(chart: Chart) -> bool:

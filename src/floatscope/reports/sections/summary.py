@@ -41,7 +41,7 @@ def build_summary(runs: Sequence[ReportRun]) -> list[str]:
     if without := [run.label for run in runs if not run.controls and not run.incomplete_controls]:
         sentences.append(
             f"No untrained control for {join_words(without)}: without it, effects of the architecture and of training"
-            f" cannot be separated. Trace one with --control untrained."
+            f" cannot be separated. Trace one with --untrained-controls 1."
         )
     return sentences
 
