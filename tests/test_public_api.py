@@ -34,7 +34,7 @@ def test_every_public_function_documents_its_arguments_and_result(name):
     document, signature = inspect.getdoc(function) or "", inspect.signature(function)
     undocumented = [argument for argument in signature.parameters if not re.search(rf"\b{argument}\b", document)]
     assert undocumented == []
-    assert "Returns:" in document
+    assert "Returns:" in document or "Yields:" in document
 
 
 @pytest.mark.parametrize("name", NAMES)

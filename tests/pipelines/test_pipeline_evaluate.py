@@ -18,6 +18,7 @@ from floatscope.analysis.evaluations import PREDICTIONS_FILE, open_evaluation, r
 from floatscope.errors import UserError
 from floatscope.pipelines.evaluate import plan_evaluation
 from floatscope.pipelines.prompting import choose_passages
+from floatscope.pipelines.trace import plan_trace
 from floatscope.tasks.sample import Passage, Sample
 from floatscope.tasks.sample_files import read_shipped
 from floatscope.tasks.scores import acc, em, f1
@@ -167,7 +168,7 @@ def test_the_number_of_extra_masks_is_exact(extra, mdm, tmp_path):
 
 
 def test_an_arm_takes_no_suffix(arm, tmp_path):
-    with pytest.raises(UserError, match="writes from left to right"):
+    with pytest.raises(UserError, match="is autoregressive: nothing can stand after its answer"):
         plan_evaluation(arm, read_shipped("reading-1")[:2], tmp_path / "e", extra_masks=4, **HOW)
 
 
@@ -182,16 +183,17 @@ def test_abstaining_is_correct_where_there_is_no_answer(mdm, tmp_path):
 KILLED = """
 import sys, time
 import floatscope as fs
-from floatscope.pipelines import evaluate as evaluating
+from floatscope.pipelines import evaluate
 from floatscope.tasks.sample_files import read_shipped
-append = evaluating._append
+append = evaluate._append
 def slow(file, lines):
     append(file, lines)
     with file.open("ab") as half: half.write(b'{"id": "half')  # what a kill in the middle of a write leaves
     print("written", flush=True)
     time.sleep(60)
-evaluating._append = slow
-list(evaluating.evaluate(fs.load("twin:mdm", device="cpu"), read_shipped("reading-5")[:7], sys.argv[1], new_tokens=6, batch_size=3))
+evaluate._append = slow
+samples = read_shipped("reading-5")[:7]
+evaluate.evaluate(fs.load("twin:mdm", device="cpu"), samples, sys.argv[1], new_tokens=6, batch_size=3)
 """
 
 
@@ -216,7 +218,7 @@ def test_other_settings_are_refused(mdm, tmp_path):
 
 
 def test_a_folder_of_traces_is_refused_as_an_evaluation(mdm, tmp_path):
-    list(fs.plan_trace(mdm, ["What floats?"], tmp_path / "t", new_tokens=4))
+    list(plan_trace(mdm, ["What floats?"], tmp_path / "t", new_tokens=4))
     with pytest.raises(UserError, match="a run of traces, not of scores"):
         open_evaluation(tmp_path / "t")
     with pytest.raises(UserError, match="t holds a run of traces, but the new run is of another kind"):

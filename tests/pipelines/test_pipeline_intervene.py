@@ -111,14 +111,14 @@ def test_measures_are_those_of_the_analyses(finished):
 def test_an_edit_that_acts_on_no_step_changes_nothing(finished):
     _, path = finished
     assert lines(path, "never") == lines(path, "baseline")
-    row = effects([path]).set_index("arm").loc["never"]
+    row = effects([path]).set_index("condition").loc["never"]
     for value in MEASURES:
         assert [row[f"{value}_change{end}"] for end in ("", "_low", "_high")] == [0, 0, 0]
 
 
 def test_effects_are_what_the_lines_say(finished):
     _, path = finished
-    table = effects([path]).set_index("arm")
+    table = effects([path]).set_index("condition")
     assert list(table.index) == [condition.name for condition in MASKED]
     every = {condition.name: pd.json_normalize(lines(path, condition.name)).set_index("id") for condition in MASKED}
     for value in MEASURES:
@@ -147,7 +147,7 @@ def test_nll_only_equals_the_nll_of_a_full_experiment(finished, tmp_path):
     record = effects([tmp_path / "nll"])
     assert "nll_change" in record
     assert "acc" not in record
-    with pytest.raises(UserError, match="likelihoods of answers alone"):
+    with pytest.raises(UserError, match="has only the likelihoods of answers"):
         open_evaluation(tmp_path / "nll" / "edited")
     write_page(build_intervention_report([tmp_path / "nll"]), tmp_path / "page.html")
     with pytest.raises(UserError, match="another kind of run"):
@@ -172,7 +172,7 @@ def test_conditions_run_on_their_own_subset(models, tmp_path):
     )
     list(finished)
     record = effects([tmp_path / "c"])
-    assert record[["condition", "arm"]].to_numpy().tolist() == [
+    assert record[["subset", "condition"]].to_numpy().tolist() == [
         ["a", "baseline"], ["a", "edited"], ["b", "baseline"], ["b", "edited"], ["b", "late"]]  # fmt: skip
     assert {line["id"] for line in lines(tmp_path / "c" / "b", "late")} == {sample.id for sample in FEW[2:]}
     assert [section.title for section in build_intervention_report([tmp_path / "c"]).sections] == [
@@ -240,7 +240,7 @@ def test_lines_along_an_axis_are_drawn_with_their_controls(models, tmp_path):
     chart = section.charts[0]
     assert (chart.title, chart.x) == ("NLL of the right answer, spread", [1.0, 3.0])
     assert [(series.name, series.control) for series in chart.series] == [("spread", False), ("control", True)]
-    record = effects([tmp_path / "x"]).set_index("arm")
+    record = effects([tmp_path / "x"]).set_index("condition")
     assert np.allclose(chart.series[1].y, record.loc[["spread-1", "spread-3"], "nll_control"])
 
 
@@ -263,11 +263,11 @@ def test_the_command_shows_all_conditions(data_file):
     assert "edited-random-0" in message.output
     assert "effect (− control)" in message.output
     table = pd.read_csv(data_file.parent / "out" / "effects.csv")
-    assert table["arm"].tolist() == ["baseline", "edited", "edited-random-0"]
+    assert table["condition"].tolist() == ["baseline", "edited", "edited-random-0"]
     page = (data_file.parent / "out" / "report.html").read_text()
     assert "as many random heads of the same layers" in page
     again = run_command(data_file, *words, "--json")
-    assert [row["arm"] for row in json.loads(again.stdout)["effects"]] == table["arm"].tolist()
+    assert [row["condition"] for row in json.loads(again.stdout)["effects"]] == table["condition"].tolist()
     assert read_experiment(data_file.parent / "out" / "twin-arm")["title"] == "zero_heads(pairs=[(3, 1)])"
 
 

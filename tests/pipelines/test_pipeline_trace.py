@@ -128,7 +128,7 @@ def test_a_bare_prompt_is_one_region(twins, tmp_path):
     assert run.samples == ("prompt-1", "prompt-2")
     assert run.trace("prompt-2").coords["region"] == ("bos", "prompt", "answer")
     assert message(run.trace("prompt-2"), "prompt") == "And what sinks?"
-    assert run.settings["prompt"] is None
+    assert run.settings["template"] is None
     assert trace(twins["mdm"], tmp_path / "one", "What floats?")[0].total == 1
 
 
@@ -395,7 +395,7 @@ def test_the_forecast_counts_influence(models, layout, tmp_path):
 def test_a_run_that_does_not_fit_on_the_disk_is_refused(models, tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**6, 0, 2 * 10**5))
-    with pytest.raises(UserError, match=r"the traces need \d+ KiB and the disk of .*run has 195 KiB left: take fewer"):
+    with pytest.raises(UserError, match=r"the traces need \d+ KiB and the disk of .*run has 195 KiB left; use fewer"):
         plan_trace(models["llada"], SAMPLES, tmp_path / "deep/run", **SHORT)
     assert not (tmp_path / "deep").exists()
 
@@ -428,7 +428,7 @@ def test_without_offsets_a_note_says_that_there_are_no_regions(models, tmp_path)
     slow = replace(models["llada"], tokenizer=type(models["llada"].tokenizer)(Slow(), "slow"))
     tracing = plan_trace(slow, SAMPLES, tmp_path / "run", **SHORT)
     assert tracing.note.startswith(
-        "5 of 5 samples, such as 'one', have no regions but bos and answer: the tokenizer of"
+        "5 of 5 samples, such as 'one', have no regions except bos and answer: the tokenizer of"
     )
     list(tracing)
     assert open_run(tmp_path / "run").trace("one").coords["region"] == ("bos", "answer")
@@ -449,7 +449,7 @@ def test_a_sample_that_does_not_fit_is_named(models, tmp_path):
     ("samples", "settings", "message"),
     [
         ([], {}, "a run needs at least one sample"),
-        ([SAMPLES[0], SAMPLES[0]], {}, "sample ids must differ, and 1 occur more than once, such as 'one'"),
+        ([SAMPLES[0], SAMPLES[0]], {}, "sample ids must differ, but 1 occur more than once, such as 'one'"),
         (["what", " \n"], {}, "sample 'prompt-2' is empty; give it some text"),
         (SAMPLES, {"batch_size": 0}, "a batch must hold at least 1 sample, got 0"),
         (SAMPLES, {"new_tokns": 4}, "unknown setting of decode 'new_tokns' (did you mean 'new_tokens'?)"),

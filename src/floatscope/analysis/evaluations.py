@@ -29,7 +29,13 @@ FLOAT_COLUMNS = ("nll", "order", "floating")
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A folder of predictions."""
+    """A folder of predictions.
+
+    Example:
+        samples = fs.read_samples("twin:reading-1", limit=2)
+        evaluation = fs.evaluate(fs.load("twin:mdm"), samples, "runs/eval", new_tokens=4)
+        evaluation.table[["sample", "acc", "prediction"]]
+    """
 
     path: Path
     run: Run
@@ -49,7 +55,16 @@ class Evaluation:
 def open_evaluation(path: str | Path) -> Evaluation:
     """Read the folder of an evaluation.
 
-    open_evaluation("runs/mdm-5").table["acc"].mean()
+    Args:
+        path: the folder.
+
+    Returns:
+        The evaluation: `table` has a row per sample.
+
+    Example:
+        samples = fs.read_samples("twin:reading-1", limit=2)
+        evaluation = fs.evaluate(fs.load("twin:mdm"), samples, "runs/eval", new_tokens=4)
+        fs.open_evaluation("runs/eval").table["acc"].mean()
     """
     evaluation = open_predictions(path)
     if evaluation.settings["kind"] == LIKELIHOODS:

@@ -119,9 +119,6 @@ def analyse(
 ) -> RunTables:
     """Compute every table of a run, of traces or of one trace, in one pass.
 
-        tables = fs.analyse(fs.open_run("runs/mdm"))
-        tables["floating"].groupby("layer")["within"].mean()
-
     Args:
         source: a run, the path of a run folder, traces, or one trace.
         detector: which keys are anchors, such as "zscore(k=3)" or "topk(k=5)".
@@ -129,6 +126,11 @@ def analyse(
 
     Returns:
         The tables. A table has the samples that allow it; `missing` and `partial` say what is left out, and why.
+
+    Example:
+        run = fs.trace(fs.load("twin:mdm"), fs.read_samples("twin:reading-5", limit=2), "runs/mdm", new_tokens=4)
+        tables = fs.analyse(run).tables
+        tables["floating"].groupby("layer")["within"].mean()
     """
     parts: dict[str, list[pd.DataFrame]] = {name: [] for name in ANALYSES}
     errors: dict[str, list[str]] = {name: [] for name in ANALYSES}

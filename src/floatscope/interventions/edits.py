@@ -45,6 +45,10 @@ class Keys:
     region      all keys of a region
     positions   positions counted from the sample's first token
     first       the sample's first token
+
+    Example:
+        fs.Keys("anchors", k=5)
+        fs.Keys("region", region="gold")
     """
 
     rule: str
@@ -104,6 +108,10 @@ class Edit:
     freeze   use the queries and keys of the first of `steps` in all later steps, with the current values
     replace  show the model `token` at the positions of `keys`
     drop     hide the sample's first token (bos) from the model
+
+    Example:
+        edit = fs.Edit("bias", keys=fs.Keys("first"), amount=float("-inf"), layers=(3,))
+        fs.decode(fs.load("twin:mdm"), "Where does Mira live?", new_tokens=4, edits=edit).text
     """
 
     primitive: str

@@ -66,8 +66,7 @@ def write_checkpoint(
         The folder.
 
     Example:
-        >>> write_checkpoint("copy", load("twin:arm").module)
-        PosixPath('copy')
+        fs.write_checkpoint("copy", fs.load("twin:arm").module)
     """
     tensors, folder = checkpoint_tensors(module, file_format, shards), Path(folder)
     row = FILE_FORMATS[file_format]

@@ -74,9 +74,8 @@ def load(
         UserError: if the checkpoint is missing, damaged or not supported, or does not fit into memory.
 
     Example:
-        >>> model = load("twin:mdm", device="cpu")
-        >>> model.spec.paradigm, model.spec.mask_id
-        ('mdm', 4095)
+        model = fs.load("twin:mdm", device="cpu")
+        model.spec.paradigm, model.spec.mask_id  # ('mdm', 4095)
     """
     target, chosen_dtype = resolve_device(device), resolve_dtype(dtype)
     overrides: dict[str, Any] = {"mask_id": mask_id, "shift": shift}

@@ -30,15 +30,16 @@ if TYPE_CHECKING:
 class Model:
     """A transformers module with its spec and tokenizer.
 
-    `load` builds it; wrap a module of your own with a spec:
-
-        model = Model(module, ModelSpec("my-mdm", "mdm", mask_id=126336))
-        model.device, model.dtype, model.vocab_size
+    `load` builds it.
 
     Attributes:
         module: a language model that returns an object with `.logits`.
         spec: the facts its weights do not say: paradigm, mask id, special tokens, …
         tokenizer: None if prompts are token ids.
+
+    Example:
+        model = fs.load("twin:mdm")
+        model.device, model.dtype, model.vocab_size
     """
 
     module: nn.Module

@@ -74,9 +74,8 @@ def write_random(folder: str | Path, architecture: str = "llada", seed: int = 0,
         The folder.
 
     Example:
-        >>> model = load(write_random("tiny", layers=2, heads=2))
-        >>> model.spec.architecture
-        'llada'
+        model = fs.load(fs.write_random("tiny", layers=2, heads=2))
+        model.spec.architecture  # 'llada'
     """
     if architecture not in RANDOM_ARCHITECTURES:
         raise unknown_choice("architecture", str(architecture), RANDOM_ARCHITECTURES)

@@ -23,10 +23,12 @@ from floatscope.models.tokenizer import ModelTokenizer
 class ModelSpec:
     """The facts about a model that decoding and tracing depend on.
 
-    `load` infers them. Build one yourself to wrap a module of your own:
+    `load` infers them. Build one yourself to wrap a module of your own.
 
-        spec = ModelSpec("my-mdm", "mdm", mask_id=126336)
-        model = Model(module, spec)
+    Example:
+        twin = fs.load("twin:mdm")
+        spec = fs.ModelSpec("my-mdm", "mdm", mask_id=twin.spec.mask_id)
+        model = fs.Model(twin.module, spec)  # any module that returns logits
     """
 
     name: str

@@ -32,9 +32,8 @@ def untrained(model: ModelOrModule, seed: int = 0) -> ModelOrModule:
         A `Model` with the same tokenizer and spec, named "… (untrained, seed 0)"; or a module, if one was given.
 
     Example:
-        >>> control = untrained(load("twin:mdm"), seed=1)
-        >>> control.spec.name
-        'twin:mdm (untrained, seed 1)'
+        control = fs.untrained(fs.load("twin:mdm"), seed=1)
+        control.spec.name  # 'twin:mdm (untrained, seed 1)'
     """
     if isinstance(model, Model):
         name = f"{model.spec.name} (untrained, seed {seed})"

@@ -85,11 +85,11 @@ def decode(
         A lazy `Decoding`: iterate over its steps, or read `text`, `texts`, `tokens`, `trace`, `traces`.
 
     Example:
-        >>> model = fs.load("twin:mdm")
-        >>> out = fs.decode(model, ["What floats?", "Who sings?"], new_tokens=8, watch=fs.Watch())
-        >>> out.texts                               # 2 texts
-        >>> out.tokens.shape                        # (2, prompt + 8), left-padded
-        >>> out.traces[0].received().shape          # (step, layer, key)
+        model = fs.load("twin:mdm")
+        out = fs.decode(model, ["Where does Mira live?", "Who sings?"], new_tokens=8, watch=fs.Watch())
+        out.texts  # 2 texts
+        out.tokens.shape  # (2, prompt + 8), left-padded
+        out.traces[0].received().shape  # (step, layer, key)
     """
     _check_types(model, watch, regions, chat, infill, meta)
     spec = model.spec
@@ -160,6 +160,12 @@ class Decoding:
         initial_canvas: the canvas before the first step.
         suffix_length: the number of positions after the new tokens.
         layer_reductions: the captured `Reductions` of the latest step, one per layer; empty without `watch` or `edits`.
+
+    Example:
+        out = fs.decode(fs.load("twin:mdm"), "Where does Mira live?", new_tokens=4)
+        for step in out:
+            print(step)
+        out.text
     """
 
     def __init__(

@@ -105,8 +105,9 @@ def evaluate(
     Returns:
         The evaluation: `evaluation.table` has a row per sample with `acc`, `em`, `f1` and `prediction`.
 
-        samples = fs.read_samples("twin:reading-1", limit=4)
-        evaluation = fs.evaluate(fs.load("twin:mdm"), samples, "runs/eval", new_tokens=8)
+    Example:
+        samples = fs.read_samples("twin:reading-1", limit=2)
+        evaluation = fs.evaluate(fs.load("twin:mdm"), samples, "runs/eval", new_tokens=4)
         evaluation.table["acc"].mean()
     """
     job = plan_evaluation(model, samples, out, **settings)

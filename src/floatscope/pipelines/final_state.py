@@ -31,9 +31,9 @@ def final_state(decoding: Decoding, watch: Watch | None = None) -> list[Trace]:
         the decoding, with their predicting rows.
 
     Example:
-        >>> out = fs.decode(model, "What floats?", new_tokens=8)
-        >>> (trace,) = fs.final_state(out)
-        >>> trace.received().shape                  # (1, layer, key)
+        out = fs.decode(fs.load("twin:mdm"), "Where does Mira live?", new_tokens=4)
+        (trace,) = fs.final_state(out)
+        trace.received().shape  # (1, layer, key)
     """
     if not isinstance(decoding, Decoding):
         raise UserError(f"final_state needs the result of fs.decode, got {type(decoding).__name__}")

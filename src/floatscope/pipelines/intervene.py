@@ -66,7 +66,10 @@ def intervene(
     Returns:
         A row per model and condition, as `floatscope.analysis.experiments.effects` defines it.
 
-        table = fs.intervene("twin:arm", fs.read_samples("twin:reading-1", limit=4), "runs/mask", "mask_anchors(k=1)")
+    Example:
+        samples = fs.read_samples("twin:reading-1", limit=2)
+        table = fs.intervene("twin:arm", samples, "runs/mask", "mask_anchors(k=1)", draws=1, new_tokens=4)
+        table[["condition", "acc", "acc_effect"]]
     """
     named = [models] if isinstance(models, Model | str) else list(models)
     paths = model_folders(named, Path(out))

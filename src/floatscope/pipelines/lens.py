@@ -60,8 +60,8 @@ def lens(
         token_1, p_1, …     the most likely tokens and their probabilities
 
     Example:
-        >>> table = fs.lens(model, "What floats?", anchors=2, new_tokens=8)
-        >>> table.query("step == 0 and rank == 0")[["layer", "key", "token", "lift", "token_1", "p_1"]]
+        table = fs.lens(fs.load("twin:mdm"), "Where does Mira live?", anchors=2, new_tokens=4)
+        table.query("step == 0 and rank == 0")[["layer", "key", "token", "lift", "token_1", "p_1"]]
     """
     import pandas as pd
 

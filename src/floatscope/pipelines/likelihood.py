@@ -54,8 +54,8 @@ def answer_nll(
         (`Commits.confidence` of `fs.decode`); the mean is inf if p is 0 in fp32.
 
     Example:
-        >>> fs.answer_nll(model, "What floats?", "a boat", new_tokens=8)
-        [3.1]
+        prompt = "Document 1: Mira lives in Velmora.\\nQuestion: Where does Mira live?\\nAnswer:"
+        fs.answer_nll(fs.load("twin:mdm"), prompt, "Velmora", new_tokens=8)
     """
     if not isinstance(model, Model):
         raise UserError(f"answer_nll needs a floatscope Model (fs.load), got {type(model).__name__}")

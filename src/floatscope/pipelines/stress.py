@@ -60,8 +60,10 @@ def stress(
         A row per model and point: `acc` with its 95 % CI, its change from the first point, the lift of gold and other
         passages in the predicting rows.
 
-        samples = fs.read_samples("twin:reading-5", limit=4)
-        table = fs.stress("twin:mdm", samples, "runs/place", "position", new_tokens=8, options={"documents": 3})
+    Example:
+        samples = fs.read_samples("twin:reading-5", limit=3)
+        table = fs.stress("twin:mdm", samples, "runs/place", "position", new_tokens=4, options={"documents": 2})
+        table[["name", "acc", "low", "high"]]
     """
     named = [models] if isinstance(models, Model | str) else list(models)
     paths = model_folders(named, Path(out))

@@ -91,8 +91,11 @@ def study(
     Returns:
         A row per model, subset and condition, as `floatscope.analysis.experiments.effects` defines it.
 
-        samples = fs.read_samples("twin:reading-1", limit=4)
-        table = fs.study("sinks", "twin:arm", samples, "runs/sinks", options={"counts": 1, "draws": 1}, new_tokens=8)
+    Example:
+        samples = fs.read_samples("twin:reading-1", limit=2)
+        options = {"counts": 1, "draws": 1}
+        table = fs.study("sinks", "twin:arm", samples, "runs/sinks", options=options, new_tokens=4)
+        table[["condition", "acc", "acc_effect"]]
     """
     check_study(name, options or {})
     named = [models] if isinstance(models, Model | str) else list(models)

@@ -98,7 +98,9 @@ def trace(
     Returns:
         The run: `len(run)`, `run["id"]`, `for trace in run`.
 
-        run = fs.trace(fs.load("twin:mdm"), fs.read_samples("twin:reading-5", limit=2), "runs/mdm", new_tokens=8)
+    Example:
+        run = fs.trace(fs.load("twin:mdm"), fs.read_samples("twin:reading-5", limit=2), "runs/mdm", new_tokens=4)
+        len(run), run[0].text
     """
     for event in plan_trace(model, samples, out, **settings):
         if on_progress is not None:

@@ -44,9 +44,12 @@ def watch(module: nn.Module | Model, *, mask_id: int | None = None, **settings: 
         A `WatchSession`; read its `traces` after the block.
 
     Example:
-        >>> with fs.watch(module, level="heads") as watched:
-        ...     module.generate(input_ids, max_new_tokens=8)
-        >>> watched.traces[0].received().shape      # (step, layer, key)
+        import torch
+
+        model = fs.load("twin:arm")
+        with fs.watch(model, level="heads") as watched:
+            model.module.generate(torch.arange(2, 10)[None], max_new_tokens=4)
+        watched.traces[0].received().shape  # (step, layer, key)
     """
     meta = {}
     if isinstance(module, Model):

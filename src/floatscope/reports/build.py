@@ -65,8 +65,6 @@ def report(
 ) -> Path:
     """Compare runs on one HTML page that needs no network and no other file; return its path.
 
-        fs.report(["runs/arm", "runs/mdm"], "report.html", tables="tables")
-
     Untrained controls beside a run (`fs.trace(..., controls=(0,))`) are measured with it. `write_report` does the
     same and also returns the summary and the other files.
 
@@ -80,6 +78,13 @@ def report(
         figure_formats: png, pdf, svg.
         paper: draw the figures of the attention floating paper instead of the standard sections.
         on_progress: called as on_progress(done, total) after each trace.
+
+    Returns:
+        The path of the page.
+
+    Example:
+        run = fs.trace(fs.load("twin:mdm"), fs.read_samples("twin:reading-5", limit=2), "runs/mdm", new_tokens=4)
+        fs.report([run], "report.html")
     """
     return write_report(
         runs,

@@ -44,9 +44,6 @@ COLUMNS = {
 def compare(runs: Sequence[str | Path], out: str | Path | None = None) -> pd.DataFrame:
     """Compare evaluations: a row per folder, models together, fewest passages first.
 
-        table = fs.compare(["runs/mdm-0", "runs/mdm-5"])
-        table[["model", "passages", "acc", "acc_low", "acc_high", "gain"]]
-
     Scores are in percent: `acc`, `em`, `f1`, `both` (the mean of acc and F1), each with the ends of its 95 % CI as
     `…_low` and `…_high`. `gain` (in acc) and `gain_both` are paired differences from the closed-book evaluation of the
     same model, data, shots and template; NaN without one. `abstention_precision` and `abstention_recall` (0 to 1) are
@@ -56,6 +53,14 @@ def compare(runs: Sequence[str | Path], out: str | Path | None = None) -> pd.Dat
     Args:
         runs: folders of `fs.evaluate` or `floatscope eval`.
         out: also write the table with intervals to a .md, .tex or .csv file.
+
+    Returns:
+        A row per folder.
+
+    Example:
+        samples = fs.read_samples("twin:reading-1", limit=2)
+        evaluation = fs.evaluate(fs.load("twin:mdm"), samples, "runs/eval", new_tokens=4)
+        fs.compare(["runs/eval"])[["model", "acc", "acc_low", "acc_high"]]
     """
     paths = [Path(run) for run in runs]
     rows = score_rows(paths)

@@ -21,9 +21,9 @@ class Passage:
         evidence: [start, stop) characters of the answer in `text`.
         relations: The relations that the text states, if known. They are not written to files.
 
-    >>> passage = Passage("Mira", "Mira lives in Velmora.", gold=True, evidence=((14, 21),))
-    >>> passage.text[14:21]
-    'Velmora'
+    Example:
+        passage = fs.Passage("Mira", "Mira lives in Velmora.", gold=True, evidence=((14, 21),))
+        passage.text[14:21]  # 'Velmora'
     """
 
     title: str
@@ -44,8 +44,8 @@ class Sample:
         passages: The passages that belong to it, in the order in which a prompt shows them.
         meta: All other fields of its line.
 
-    >>> Sample("q-1", "Where does Mira live?", ("Velmora",)).as_json()["answers"]
-    ['Velmora']
+    Example:
+        fs.Sample("q-1", "Where does Mira live?", ("Velmora",)).answers
     """
 
     id: str

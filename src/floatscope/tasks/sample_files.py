@@ -63,9 +63,9 @@ def read_samples(path: str | Path, limit: int | None = None, *, format: str | No
     Returns:
         The samples in the order of the file. The first entry that cannot be read raises a UserError.
 
-    >>> samples = read_samples("twin:reading-5", limit=2)
-    >>> samples[0].question, samples[0].answers, len(samples[0].passages)
-    ('Where does Dritan Surell live?', ('Kuburg',), 5)
+    Example:
+        samples = fs.read_samples("twin:reading-5", limit=2)
+        samples[0].question, samples[0].answers, len(samples[0].passages)
     """
     return read_file(path, limit, format=format).samples
 

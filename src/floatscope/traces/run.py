@@ -41,6 +41,10 @@ class Run:
 
     A run is a sequence of its finished traces, read from disk one at a time: `len(run)`, `run[0]`, iteration;
     `run["id"]` is the trace of one sample.
+
+    Example:
+        run = fs.trace(fs.load("twin:mdm"), fs.read_samples("twin:reading-5", limit=2), "runs/mdm", new_tokens=4)
+        len(run), run[0].sample, run.samples
     """
 
     path: Path
@@ -191,6 +195,16 @@ def create_run(
         samples: the ids of all samples.
         plan: the ids of the samples that are decoded together; None takes the plan of a run that is resumed.
         resume: whether a run in the folder is resumed.
+
+    Returns:
+        The run, with its lock; use it in a `with` block.
+
+    Example:
+        model = fs.load("twin:mdm")
+        with fs.create_run("runs/own", {"model": "twin:mdm"}, ["a"], resume=True) as run:
+            for sample in run.missing:
+                out = fs.decode(model, "Where does Mira live?", new_tokens=4, watch=fs.Watch(), samples=[sample])
+                run.write(out.trace)
     """
     _check_sample_ids(samples)
     folder, record = Path(path), new_record(settings, samples, plan)
@@ -211,8 +225,16 @@ def create_run(
 def open_run(path: str | Path) -> Run:
     """Open a run folder for reading, even while another process writes it.
 
-    run = open_run("runs/mdm")
-    for trace in run: print(trace.sample, trace.received().shape)
+    Args:
+        path: the folder.
+
+    Returns:
+        The run.
+
+    Example:
+        run = fs.trace(fs.load("twin:mdm"), fs.read_samples("twin:reading-5", limit=2), "runs/mdm", new_tokens=4)
+        for trace in fs.open_run("runs/mdm"):
+            print(trace.sample, trace.received().shape)
     """
     return Run(Path(path), read_record(Path(path)))
 

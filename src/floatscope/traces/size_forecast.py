@@ -52,6 +52,14 @@ def forecast(
         visibilities: attention masks that differ between layers.
         positions: the length of the canvas after the last step; default: `keys`; one more if the canvas grew.
         influence: whether the influence is stored too.
+
+    Returns:
+        The size, field by field: `size.total`, `print(size)`, `size.check("1GiB")`.
+
+    Example:
+        size = fs.forecast(samples=3, steps=16, layers=8, heads=8, keys=40, regions=0, commits=16)
+        print(size)
+        size.check("1GiB")
     """
     if level is not None and fields is not None:
         raise UserError(f'give level="{level}" or the fields ({", ".join(fields)}), not both')

@@ -34,7 +34,13 @@ VIEWS = ("prefix", "row")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Trace:
-    """The trace of one sample. `trace_fields.TRACE_FIELDS` and `schema.FIELDS` say what each array means."""
+    """The trace of one sample. `trace_fields.TRACE_FIELDS` and `schema.FIELDS` say what each array means.
+
+    Example:
+        trace = fs.decode(fs.load("twin:mdm"), "Where does Mira live?", new_tokens=4, watch=fs.Watch()).trace
+        trace.received(layer=3, scale="lift")  # [step, key]
+        trace.top_key(layer=3)  # [step]
+    """
 
     sample: str
     arrays: Mapping[str, Array]
