@@ -1,7 +1,7 @@
 # make demo    three trained twins and their controls answer questions, watched; the report is demo/report.html
-# make test    lint, types and tests; those of the page want Debian's chromium, and are skipped without it
+# make test    lint, types and tests; the page tests need Debian's chromium and are skipped without it
 # make bench   the benchmarks behind docs/benchmarks.md
-# make results docs/results.md anew: the twins on their held-out worlds (an hour on two cores)
+# make results write docs/results.md again: the twins on their held-out questions (an hour on two cores)
 # Each sets up .venv on a machine that has Python 3.11 and pip.
 
 PYTHON ?= python3
@@ -24,6 +24,7 @@ lint: $(READY)
 	$(BIN)/lint-imports
 
 bench: $(VENV)/.bench
+	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/watch_cost.py
 	$(BIN)/python benchmarks/decode_speed.py
 	$(BIN)/python benchmarks/accuracy.py

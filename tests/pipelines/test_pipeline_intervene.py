@@ -150,7 +150,7 @@ def test_nll_only_equals_the_nll_of_a_full_experiment(finished, tmp_path):
     with pytest.raises(UserError, match="has only the likelihoods of answers"):
         open_evaluation(tmp_path / "nll" / "edited")
     write_page(build_intervention_report([tmp_path / "nll"]), tmp_path / "page.html")
-    with pytest.raises(UserError, match="another kind of run"):
+    with pytest.raises(UserError, match="the new run is of another kind"):
         plan_intervention(model, FEW, tmp_path / "nll", conditions, **HOW)
 
 
@@ -165,7 +165,7 @@ def test_conditions_run_on_their_own_subset(models, tmp_path):
     conditions = [
         Condition("baseline"),
         *build_conditions("drop_bos", None),
-        *build_conditions("spread", None, name="late", condition="b"),
+        *build_conditions("spread", None, name="late", subset="b"),
     ]
     finished = plan_intervention(
         models["arm"], {"a": FEW[:2], "b": FEW[2:]}, tmp_path / "c", conditions, nll_only=True, **HOW
@@ -207,12 +207,12 @@ def test_a_region_that_only_some_samples_have_can_be_knocked_out(models, tmp_pat
             "acts on layer 99, but twin:arm has layers 0 to 7",
         ),
         ([Condition("baseline"), *build_conditions("knock_out(keys='godl')", None)], "did you mean 'gold'"),
-        ([Condition("baseline"), *build_conditions("freeze", None)], "has new ones at every step"),
-        (build_conditions("spread", None), "the first arm of an experiment is its baseline"),
-        ([Condition("baseline"), Condition("baseline")], "two arms are called 'baseline'"),
+        ([Condition("baseline"), *build_conditions("freeze", None)], "needs the same queries at every step"),
+        (build_conditions("spread", None), "the first condition of an experiment must be its baseline"),
+        ([Condition("baseline"), Condition("baseline")], "two conditions are named 'baseline'"),
         ([Condition("baseline"), Condition("../x")], "cannot be the name of a folder"),
-        ([Condition("baseline"), Condition("x", control_of="y")], "a control of 'y', and there is no such arm"),
-        ([Condition("baseline"), Condition("x", subset="y")], "asked on 'y', and there are no such samples"),
+        ([Condition("baseline"), Condition("x", control_of="y")], "a control of 'y', which does not exist"),
+        ([Condition("baseline"), Condition("x", subset="y")], "runs on the subset 'y', which has no samples"),
     ],
 )
 def test_mistakes_are_refused_before_anything_is_written(conditions, message, models, tmp_path):
@@ -276,7 +276,7 @@ def test_the_command_shows_all_conditions(data_file):
     [
         (["--edit", "mask_anchor(k=5)"], "did you mean 'mask_anchors'"),
         (["--edit", "spread", "--control", "rnadom"], "did you mean 'random'"),
-        (["--edit", "virtual_sink"], "(--control none)"),
+        (["--edit", "virtual_sink"], "use --control none"),
         (["--edit", "spread(layers=[99])"], "acts on layer 99"),
     ],
 )

@@ -62,9 +62,9 @@ def test_a_sample_too_long_at_one_point_is_left_out_of_all(arm, tmp_path):
         expected = [(i.sample.id, i.prompt.text) for i in other.items if i.sample.id in fit]
         assert [(i.sample.id, i.prompt.text) for i in own.items] == expected
     sentence = f"{6 - len(fit)} of 6 samples are longer at some point than the {room + 6} tokens twin:arm was trained"
-    assert job.notes == [f"{sentence} for, so they are in none"]
+    assert job.notes == [f"{sentence} for and are left out"]
     list(job)
-    assert read_stress(tmp_path / "few")["told"] == job.notes
+    assert read_stress(tmp_path / "few")["notes"] == job.notes
     write_page(build_stress_report([tmp_path / "few"]), tmp_path / "page.html")
     assert sentence in (tmp_path / "page.html").read_text()
     with pytest.raises(UserError, match=r"every sample is longer at some point than the 60 tokens .* fewer documents"):
@@ -84,7 +84,7 @@ def test_shots_of_the_remaining_samples_fit(arm, tmp_path):
 def test_samples_that_cannot_take_part_are_noted(arm, tmp_path):
     samples = [*read_shipped("reading-5")[:2], Sample("bare", "Who?", ("Jon",))]
     job = plan_stress(arm, samples, tmp_path / "q", "query", options={"placements": "after"}, new_tokens=4)
-    sentence = "1 of 3 samples cannot take part in every point, so they are in none"
+    sentence = "1 of 3 samples cannot take part at every point and are left out"
     assert job.notes == [sentence]
     list(job)
     assert build_stress_report([tmp_path / "q"]).models[0].about == f"{sentence}."
@@ -137,7 +137,7 @@ def run_command(data, *words):
 def test_masks_are_refused_for_arms_before_anything_is_decoded(data_file):
     message = run_command(data_file, "twin:mdm", "twin:arm", "--kind", "masks", "--skip-bad")
     assert message.exit_code == 2
-    assert "twin:arm writes from left to right: nothing can stand behind its answer" in message.stderr
+    assert "twin:arm is autoregressive: nothing can stand after its answer" in message.stderr
     assert not (data_file.parent / "out").exists()
 
 
@@ -181,7 +181,7 @@ def test_passages_come_from_an_index_and_the_recall_is_printed(data_file, tmp_pa
         (["twin:arm", "twin:none", "--kind", "query"], "unknown twin 'none'"),
         (["twin:arm", "--kind", "query", "--shift"], "shift"),
         (["twin:arm", "--kind", "needle", "--set", "counts=2", "--set", "counts=3"], "--set counts is given twice"),
-        (["twin:arm", "--kind", "needle", "--set", "counts"], "--set takes name=value"),
+        (["twin:arm", "--kind", "needle", "--set", "counts"], "--set takes NAME=VALUE"),
     ],
 )
 def test_models_that_do_not_fit_the_kind_are_refused_first(data_file, words, sentence):

@@ -144,7 +144,7 @@ def analyse(
                 errors[name].append(str(error))
         if on_progress is not None:
             on_progress(view.sample)
-    tables = {name: pd.concat(found, ignore_index=True) for name, found in parts.items() if found}
+    tables = {name: pd.concat(rows, ignore_index=True) for name, rows in parts.items() if rows}
     missing = {name: reasons[0] for name, reasons in errors.items() if reasons and name not in tables}
     partial = {
         name: f"{len(reasons)} of {len(reasons) + len(parts[name])} samples, the first because {reasons[0]}"

@@ -104,7 +104,7 @@ def train(
             out, text, recipes, minutes, device=device, workers=workers, compiled=not tiny, **card
         ):
             if isinstance(event, EvaluationEvent):
-                verb = "watch" if event.file == "attention" else "ask"
+                verb = "measure" if event.file == "attention" else "score"
                 name, done, total, label = f"{verb} {event.kind}", event.answered, event.questions, event.file
             else:
                 rate = f"{event.tokens_per_second / 1e6:.2f} Mtok/s"

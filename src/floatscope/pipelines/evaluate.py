@@ -12,7 +12,7 @@
     runs/mdm-5/traces/               a run of traces of the first samples, if asked for
 
 The batches are always the same, and a batch is written as a whole or not at all, so a resumed evaluation has the bytes
-of an unbroken one.
+of an uninterrupted one.
 """
 
 from __future__ import annotations

@@ -184,7 +184,7 @@ def check_kind(kind: str, spec: ModelSpec) -> None:
 def _drop_long_samples(
     model: Model, points: list[Point], template: str | Path, chat: bool | None, new_tokens: int, seed: int
 ) -> list[Point]:
-    """The points with only the samples whose prompts fit at all of them. A dropped sample is no shot of others either,
+    """The points with only the samples whose prompts fit at all of them. A dropped sample is also not used as a shot,
     so lengths are checked again until none is dropped."""
     loaded = load_template(template)
     while points[0].samples:

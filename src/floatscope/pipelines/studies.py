@@ -8,7 +8,7 @@
 
 | study | edits | control |
 |---|---|---|
-| `sinks` | the k anchors of every head masked | as many random keys; keys of middling lift |
+| `sinks` | the k anchors of every head masked | as many random keys; keys of middle rank |
 | `pin` | attention of anchors moved to those of the first step or layer | the same for random keys |
 | `heads` | the K strongest retrieval heads zeroed | as many other heads of the same layers |
 | `dormant` | every head zeroed alone | none; heads with no effect on the loss are dormant |
@@ -188,7 +188,7 @@ def study_options(name: str) -> list[str]:
 
 
 def plan_sinks(study_input: StudyInput, *, counts: OptionValue = None, draws: OptionValue = 3) -> StudyPlan:
-    """Mask the k anchors of every head; as controls as many random keys, and as many of middling lift."""
+    """Mask the k anchors of every head; the controls mask as many random keys, and as many of middle rank."""
     conditions, random_draws = [Condition(BASELINE, value=0.0)], _parse_count("draws", draws)
     for k in parse_counts("counts", counts, MASK_COUNTS, minimum=1):
         edits, name = f"mask_anchors(k={k})", f"anchors-{k}"
@@ -214,7 +214,7 @@ def plan_pin(study_input: StudyInput, *, counts: OptionValue = None, draws: Opti
 def plan_heads(
     study_input: StudyInput, *, counts: OptionValue = None, draws: OptionValue = 3, score: OptionValue = "wu_set"
 ) -> StudyPlan:
-    """Zero the K strongest retrieval heads; as control as many others of the same layers."""
+    """Zero the K strongest retrieval heads; the control zeroes as many other heads of the same layers."""
     all_counts, random_draws = parse_counts("counts", counts, HEAD_COUNTS, minimum=1), _parse_count("draws", draws)
     by = require_one("score", parse_names("score", score, HEAD_SCORES))
     first, others = _split_samples(study_input.samples)
@@ -257,7 +257,7 @@ def plan_dormant(study_input: StudyInput, *, layers: OptionValue = None) -> Stud
 
 
 def plan_blank(study_input: StudyInput, *, draws: OptionValue = 3) -> StudyPlan:
-    """Hide each region of the prompt from all rows outside it; as control as many random positions of the prompt."""
+    """Hide each region of the prompt from all rows outside it; the control hides as many random positions."""
     regions = [item.tokens for item in study_input.build_items(study_input.samples)]
     names = list(dict.fromkeys(name for each in regions for name in each))
     shared = [name for name in names if all(each.get(name) for each in regions)]

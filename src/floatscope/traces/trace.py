@@ -230,11 +230,11 @@ class Trace:
                 u = self.require("uniform", f"scale 'lift' divides by it; use one of {', '.join(SCALES[:3])}")
                 r = r / self._accumulate(u[:, visibility, g], group, is_running)
             elif scale == "visible":
-                seen = self.require(
+                visible_rows = self.require(
                     "visible_rows", f"scale 'visible' divides by it; use one of {', '.join(SCALES[:3])}"
                 )
                 r = r * self._accumulate_counts(self._count_new_rows(group)[:, None, None], is_running)
-                r = r / self._accumulate_counts(seen[:, visibility, g], is_running)
+                r = r / self._accumulate_counts(visible_rows[:, visibility, g], is_running)
             else:
                 r = r * {"mean": 1.0, "percent": 100.0, "sum": self.arrays["keys"][:, None, None]}[scale]
         if eligible:
