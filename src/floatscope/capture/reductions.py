@@ -1,7 +1,7 @@
-"""From what one layer received to the fields of `schema.FIELDS`.
+"""Build the fields of `schema.FIELDS` from the received attention of a layer.
 
-There are two stages, because the *predicting* rows are known only after the step's commits: `LayerSums` is what a layer
-leaves during the forward, and `build_fields` turns several layers at once into fields when the step is over.
+There are two stages, because the *predicting* rows are known only after the step's commits: `LayerSums` holds the
+sums of a layer during the forward, and `build_fields` turns several layers at once into fields when the step is over.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def adapt(
     device: Annotated[str | None, o.Opt(help=o.DEVICE_HELP)] = None,
     licence: Annotated[str, o.Opt(help=o.LICENCE_HELP)] = "",
 ) -> None:
-    """Turn an autoregressive model into a masked diffusion model, in segments that can be interrupted and moved.
+    """Turn an autoregressive model into a masked diffusion model, in segments that can be interrupted and resumed.
 
     The causal mask is removed and the shift of the logits kept. The model learns to fill masks in text, and to answer
     questions from passages. The result is a small adapter: OUT/adapter, opened as MODEL+OUT/adapter.

@@ -43,7 +43,7 @@ def data(
 
     Formats: own, paper, lost-in-the-middle, kv, squad, hotpot, 2wiki, musique, poisonedrag.
 
-    Of a model only the tokenizer is opened; no weights are read or fetched.
+    --model opens only the tokenizer; it reads and fetches no weights.
     """
     from rich.console import Console
 

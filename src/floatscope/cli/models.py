@@ -25,7 +25,9 @@ def models(
             show_default=False,
         ),
     ] = None,
-    mask_id: Annotated[int | None, o.Opt(metavar="N", min=0, help="The mask token, if none is named.")] = None,
+    mask_id: Annotated[
+        int | None, o.Opt(metavar="N", min=0, help="Id of the mask token, if the checkpoint names none.")
+    ] = None,
     shift: Annotated[bool | None, o.Opt("--shift/--no-shift", help="Row p predicts position p + 1, or p.")] = None,
     revision: Annotated[str | None, o.Opt(help="Branch, tag or commit of a hub checkpoint.")] = None,
     as_json: o.AsJson = False,

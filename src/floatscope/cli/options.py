@@ -211,7 +211,7 @@ class ModelOptions:
 
     mask_id: Annotated[
         int | None,
-        ModelOpt(metavar="N", min=0, help="The mask token, if none is named."),
+        ModelOpt(metavar="N", min=0, help="Id of the mask token, if the checkpoint names none."),
     ] = None
     shift: Annotated[
         bool | None,

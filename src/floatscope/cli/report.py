@@ -24,7 +24,8 @@ def report(
     ] = None,
     tables: Annotated[Path | None, o.Opt(metavar="DIR", help="Also write the numbers into this folder.")] = None,
     paper: Annotated[
-        bool, o.Opt("--paper", help="Draw the figures of the attention floating paper from these runs.")
+        bool,
+        o.Opt("--paper", help="Draw the figures of the attention floating paper instead of the standard sections."),
     ] = False,
     as_json: Annotated[bool, o.Opt("--json", help="Print the paths of what was written as JSON.")] = False,
 ) -> None:

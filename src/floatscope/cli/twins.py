@@ -78,7 +78,7 @@ def train(
     device: Annotated[str | None, o.Opt(help=o.DEVICE_HELP)] = None,
     licence: Annotated[str, o.Opt(help=o.LICENCE_HELP)] = "",
 ) -> None:
-    """Train the three twins on text and invented facts, in segments that can be interrupted and moved.
+    """Train the three twins on text and invented facts, in segments that can be interrupted and resumed.
 
     One is autoregressive, one a masked diffusion model trained from scratch, one a masked diffusion model adapted from
     the first.

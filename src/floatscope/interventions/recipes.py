@@ -105,7 +105,7 @@ def _evict(keep: int | float, by: str) -> list[Edit]:
 
 RECIPES = {
     "mask_anchors": Recipe(
-        "hides the k anchors of the previous step from every row except their own",
+        "hides the k anchors of a step (of: before, now or first) from every row except their own",
         _mask_anchors,
         {"k": 5, "of": "before"},
     ),

@@ -125,9 +125,9 @@ def _build_tokens(device: str) -> tuple[Tensor, Tensor]:
 
 
 def _run_watched(module: nn.Module, run: Callable[[], Tensor]) -> Tensor:
-    with watch(module, level="full", verify=True) as watched:
+    with watch(module, level="full", verify=True) as session:
         out = run()
-    assert watched.traces
+    assert session.traces
     return out
 
 

@@ -71,10 +71,10 @@ def intervene(
         table = fs.intervene("twin:arm", samples, "runs/mask", "mask_anchors(k=1)", draws=1, new_tokens=4)
         table[["condition", "acc", "acc_effect"]]
     """
-    named = [models] if isinstance(models, Model | str) else list(models)
-    paths = model_folders(named, Path(out))
-    for given, path in zip(named, paths, strict=True):
-        model = load(given) if isinstance(given, str) else given
+    listed = [models] if isinstance(models, Model | str) else list(models)
+    paths = model_folders(listed, Path(out))
+    for entry, path in zip(listed, paths, strict=True):
+        model = load(entry) if isinstance(entry, str) else entry
         conditions = plan_conditions(model, edits, control, draws)
         for condition, event in plan_intervention(model, samples, path, conditions, title=_title(edits), **settings):
             if on_progress is not None:

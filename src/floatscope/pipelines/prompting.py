@@ -240,7 +240,7 @@ def check_prompts(model: Model, prompts: Sequence[Sequence[int]], new_tokens: in
             raise UserError(f"prompt {number} is empty, and an autoregressive model needs a first token")
 
 
-# Given answers: token ids a model is scored on or forced to write
+# Target answers: token ids a model is scored on or forced to write
 
 
 def parse_target_ids(model: Model, target_ids: Any) -> list[list[int]]:

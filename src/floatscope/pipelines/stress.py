@@ -65,9 +65,9 @@ def stress(
         table = fs.stress("twin:mdm", samples, "runs/place", "position", new_tokens=4, options={"documents": 2})
         table[["name", "acc", "low", "high"]]
     """
-    named = [models] if isinstance(models, Model | str) else list(models)
-    paths = model_folders(named, Path(out))
-    for model, path in zip(named, paths, strict=True):
+    listed = [models] if isinstance(models, Model | str) else list(models)
+    paths = model_folders(listed, Path(out))
+    for model, path in zip(listed, paths, strict=True):
         job = plan_stress(load(model) if isinstance(model, str) else model, samples, path, kind, **settings)
         for point, event in job:
             if on_progress is not None:

@@ -98,10 +98,10 @@ def study(
         table[["condition", "acc", "acc_effect"]]
     """
     check_study(name, options or {})
-    named = [models] if isinstance(models, Model | str) else list(models)
-    paths, notes = model_folders(named, Path(out)), dict[str, list[str]]()
-    for given, path in zip(named, paths, strict=True):
-        model = load(given) if isinstance(given, str) else given
+    listed = [models] if isinstance(models, Model | str) else list(models)
+    paths, notes = model_folders(listed, Path(out)), dict[str, list[str]]()
+    for entry, path in zip(listed, paths, strict=True):
+        model = load(entry) if isinstance(entry, str) else entry
         job = plan_study_job(name, StudyInput(model, tuple(samples), path, seed, settings), **(options or {}))
         notes[model.spec.name] = job.notes
         for condition, event in job:

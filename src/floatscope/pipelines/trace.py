@@ -7,7 +7,8 @@
     find_controls("runs/mdm")                                      # the runs of the untrained controls
 
 Samples of similar length share a batch, and the longest come first. The run records its batches. An interrupted batch
-is decoded again as a whole and only the missing samples are written, so a resumed run has the bytes of an uninterrupted one.
+is decoded again as a whole and only the missing samples are written, so a resumed run has the bytes of an
+uninterrupted one.
 
 Every model decodes all new tokens (`stop=False`). What follows an end of text is not part of the prediction, but all
 samples of all runs have the same positions and, under one schedule, the same steps.

@@ -1,8 +1,8 @@
 """`watch`: capture every forward of a model inside a block of any code.
 
-with watch(any_module, mask_id=103) as watched:
+with watch(any_module, mask_id=103) as session:
     any_module.generate(...)
-watched.traces
+session.traces
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def watch(module: nn.Module | Model, *, mask_id: int | None = None, **settings: 
         import torch
 
         model = fs.load("twin:arm")
-        with fs.watch(model, level="heads") as watched:
+        with fs.watch(model, level="heads") as session:
             model.module.generate(torch.arange(2, 10)[None], max_new_tokens=4)
-        watched.traces[0].received().shape  # (step, layer, key)
+        session.traces[0].received().shape  # (step, layer, key)
     """
     meta = {}
     if isinstance(module, Model):

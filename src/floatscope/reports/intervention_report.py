@@ -180,7 +180,7 @@ def _describe_control(table: pd.DataFrame, row: Any) -> str:
     if controls.empty:
         return "It has no control, so what any edit of this size would do is unknown."
     if "middle" in controls.iloc[0]["edits"].rpartition(", ")[2]:
-        return "Control: the same edit on as many keys of medium lift."
+        return "Control: the same edit on as many keys of middle rank."
     targets = "keys that could be anchors"
     if "zero_heads" in row["edits"]:
         targets = "heads of the same layers"

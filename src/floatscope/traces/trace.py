@@ -1,4 +1,4 @@
-"""`Trace`: what one sample left behind while its canvas was decoded, as named numpy arrays.
+"""`Trace`: what was captured while one sample was decoded, as named numpy arrays.
 
 A trace holds one sample cut to its own keys, so it does not depend on the batch it was decoded in. `axes[name]` names
 the axes of an array and `coords[axis]` names the entries along an axis. A float that was not measured is NaN.

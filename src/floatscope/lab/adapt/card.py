@@ -140,7 +140,7 @@ def _training(training: dict[str, Any]) -> str:
 {training["command"] or "floatscope.lab.adapt.segments.train_segment(…), from Python"}
 ```
 
-Repeat the same command until it is done; it resumes where it stopped.
+This command was run with the version of floatscope below. Repeated, it resumes until the training is done.
 
 {markdown_table(("", ""), facts.items())}
 
