@@ -243,6 +243,6 @@ def test_a_line_records_passages_and_tokens(mdm, tmp_path):
     run_evaluation(mdm, tmp_path / "e", template="instruct")
     record = json.loads((tmp_path / "e" / "run.json").read_text())
     assert record["status"] == "finished"
-    assert record["settings"]["prompt"] == "instruct"
+    assert record["settings"]["template"] == "instruct"
     assert record["settings"]["passages"] == "all"
     assert (tmp_path / "e" / PREDICTIONS_FILE).stat().st_mtime >= began - 1

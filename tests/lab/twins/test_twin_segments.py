@@ -304,7 +304,7 @@ def test_command_resumes_and_says_what_remains(complete_training, tmp_path, few,
     assert "this segment is over; still to do: scores of mdm; run the same command to resume" in result.output
     result = run_command("--out", str(folder), "--device", "cpu")
     assert result.exit_code == 0
-    assert "ask mdm" in result.output
+    assert "score mdm" in result.output
     assert f"finished: the twins, their scores and their cards are in {folder / 'models'}" in result.output
 
 
