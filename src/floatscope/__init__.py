@@ -4,7 +4,7 @@
     model = fs.load("twin:mdm")
     prompt = "Document 1: Mira Velwick lives in Dramora.\\nQuestion: Where does Mira Velwick live?\\nAnswer:"
     out = fs.decode(model, prompt, new_tokens=8, watch=fs.Watch())
-    out.text                                   # "Dramora"
+    out.text                                   # " Dramora"
     out.trace.plot(path="map.png")
 
 Importing floatscope is cheap: torch, transformers, pandas and matplotlib load with the first name that needs them.
