@@ -715,7 +715,12 @@ SAMPLES = TWINS["reading-5"]
 @pytest.mark.parametrize(
     ("kind", "samples", "options", "message"),
     [
-        ("positon", SAMPLES, {}, r"unknown stress 'positon' \(did you mean 'position'\?\); allowed: position, noise"),
+        (
+            "positon",
+            SAMPLES,
+            {},
+            r"unknown kind of stress test 'positon' \(did you mean 'position'\?\); allowed:",
+        ),
         (
             "noise",
             SAMPLES,

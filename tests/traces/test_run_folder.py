@@ -197,7 +197,7 @@ def test_a_run_of_another_format_is_refused(folder):
 
 
 def test_a_missing_folder_is_refused(folder):
-    with pytest.raises(UserError, match=r"is not a run folder: it has no run\.json"):
+    with pytest.raises(UserError, match=r"does not exist; give a folder that floatscope trace"):
         open_run(folder)
 
 

@@ -59,7 +59,7 @@ def stress(
     from floatscope.tasks.stress import KINDS
 
     if kind not in KINDS:
-        raise unknown_choice("stress", kind, KINDS)
+        raise unknown_choice("kind of stress test", kind, KINDS)
     options = o.parse_settings(settings)
     for name in options:
         if name not in KINDS[kind].options:

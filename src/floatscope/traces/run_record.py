@@ -53,7 +53,10 @@ def read_record(folder: Path) -> dict[str, Any]:
     try:
         record = json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise UserError(f"{folder} is not a run folder: it has no {RECORD_FILE}") from error
+        remedy = "give a folder that floatscope trace or floatscope eval wrote"
+        if not folder.exists():
+            raise UserError(f"{folder} does not exist; {remedy}") from error
+        raise UserError(f"{folder} is not a run folder: it has no {RECORD_FILE}; {remedy}") from error
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
     except ValueError:

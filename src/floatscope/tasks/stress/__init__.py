@@ -102,7 +102,7 @@ def build_points(kind: str, samples: Sequence[Sample], *, seed: int = 0, **optio
         The points. A sample that cannot take part in one of them is in none; `Point.left_out` counts these.
     """
     if kind not in KINDS:
-        raise unknown_choice("stress", kind, KINDS)
+        raise unknown_choice("kind of stress test", kind, KINDS)
     for name in options:
         if name not in KINDS[kind].options:
             raise unknown_choice(f"option of {kind}", name, KINDS[kind].options)
