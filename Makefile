@@ -1,7 +1,7 @@
 # make demo    three trained twins and their controls answer questions, watched; the report is demo/report.html
 # make test    lint, types and tests; the page tests need Debian's chromium and are skipped without it
 # make bench   the benchmarks behind docs/benchmarks.md
-# make results write docs/results.md again: the twins on their held-out questions (an hour on two cores)
+# make claims  test the published claims on the twins again and write docs/claims.md
 # Each sets up .venv on a machine that has Python 3.11 and pip.
 
 PYTHON ?= python3
@@ -9,7 +9,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test lint bench results clean
+.PHONY: demo test lint bench claims clean
 
 demo: $(READY)
 	$(BIN)/floatscope demo --out demo
@@ -36,8 +36,9 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/edit_cost.py
 	$(BIN)/python benchmarks/adapt_speed.py
 
-results: $(READY)
-	$(BIN)/python studies/results.py
+claims: $(READY)
+	$(BIN)/python studies/claims/run.py twins
+	$(BIN)/python studies/claims/page.py
 
 $(VENV)/.bench: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[bench]"

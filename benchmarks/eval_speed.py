@@ -59,7 +59,7 @@ def time_evaluation(model: Model, samples: list[Sample], batch: int) -> tuple[fl
         job = plan_evaluation(model, samples, Path(folder) / "run", batch_size=batch, new_tokens=NEW, steps=NEW)
         for _ in job:
             pass
-        return time.perf_counter() - began, [len(item.ids) for item in job.items]
+        return time.perf_counter() - began, [len(item.ids) for item in job.parts[0].items]
 
 
 def measure_gpu(results: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ import pandas as pd
 
 from floatscope.analysis.stress_tests import position_gap, stress_curve
 
-VALUES = {"acc": ("acc", 100.0, 1), "nll": ("NLL", 1.0, 2), "floating": ("floating", 1.0, 2)}
+VALUES = {"acc": ("acc", 100.0, 1), "nll": ("NLL", 1.0, 2), "moved": ("moved, %", 100.0, 2)}
 """Column of the effects → title, scale, digits."""
 
 

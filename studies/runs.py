@@ -17,17 +17,17 @@ from floatscope.analysis.stress_tests import STRESS_FILE, read_stress
 from floatscope.analysis.studies import STUDIES
 from floatscope.pipelines.evaluate import plan_evaluation
 from floatscope.pipelines.intervene import plan_intervention
+from floatscope.pipelines.job import BatchDone, Event, Note, run_job
 from floatscope.pipelines.stress import plan_stress
 from floatscope.pipelines.studies import StudyInput, plan_study
 from floatscope.tasks.sample import Sample
-from floatscope.traces.run_record import RECORD_FILE, read_record
+from floatscope.traces.run_record import FINISHED, RECORD_FILE, read_record
 
 
 def evaluate_once(model: fs.Model, samples: Sequence[Sample], out: Path, **settings: Any) -> Path:
     """Answer the samples into `out`."""
     if not is_finished(out):
-        for event in plan_evaluation(model, samples, out, **settings):
-            print(out, event.done, f"{100 * event.acc:.1f}", flush=True)
+        run_job(plan_evaluation(model, samples, out, **settings), print_event)
     return out
 
 
@@ -36,8 +36,7 @@ def stress_once(
 ) -> Path:
     """Run a stress sweep into `out`."""
     if not is_sweep_finished(out):
-        for point, event in plan_stress(model, samples, out, kind, options=options, **settings):
-            print(out, point.name, event.done, f"{100 * event.acc:.1f}", flush=True)
+        run_job(plan_stress(model, samples, out, kind, options=options, **settings), print_event)
     return out
 
 
@@ -54,16 +53,25 @@ def study_once(
     if not is_study_finished(out):
         planned = plan_study(name, StudyInput(model, tuple(samples), out, 0, settings), **options)
         study, subsets = STUDIES[name], {"": list(samples)} if one_subset else planned.subsets
-        for condition, event in plan_intervention(
+        job = plan_intervention(
             model, subsets, out, planned.conditions, title=study.title, nll_only=study.nll_only, seed=0, **settings
-        ):
-            print(out, condition.subset, condition.name, event.done, flush=True)
+        )
+        run_job(job, print_event)
     return out
+
+
+def print_event(event: Event) -> None:
+    """Print what has been written, and notes."""
+    if isinstance(event, BatchDone):
+        acc = "" if event.acc is None else f", acc {100 * event.acc:.1f} %"
+        print(f"{event.part} {event.done} of {event.total}{acc}", flush=True)
+    elif isinstance(event, Note):
+        print(event.text, flush=True)
 
 
 def is_finished(folder: Path) -> bool:
     """Whether the run in `folder` is complete, on whatever machine it ran."""
-    return (folder / RECORD_FILE).exists() and read_record(folder)["status"] == "finished"
+    return (folder / RECORD_FILE).exists() and read_record(folder)["status"] == FINISHED
 
 
 def is_sweep_finished(out: Path) -> bool:

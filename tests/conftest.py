@@ -17,6 +17,7 @@ ROOMS = (
     *(f"capture.{path.stem}" for path in CAPTURE if not path.stem.endswith("kernel")),
     "analysis",
     "canvas",
+    "compat",
     "errors",
     "files",
     "interventions",

@@ -38,6 +38,9 @@ LEVELS = ("summary", "heads", "rows", "full")
 MIN_VISIBLE_ROWS = 16
 """The lift of a key is ranked if at least this many rows of the group see it (all rows, in a smaller group)."""
 
+MIN_ANCHOR_LIFT = 2.0
+"""The top key is an anchor if its lift is at least this; below it the leader is a matter of chance."""
+
 # The labels of the axes
 
 GROUPS = ("all", "masked", "committed", "predicting")

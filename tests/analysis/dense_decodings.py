@@ -11,7 +11,7 @@ rollout, the residual stream) is NaN, and so are scores and norms that are not g
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -41,6 +41,8 @@ META = {
     "special": {"bos": BOS, "mask": MASK},
     "special_ids": [BOS, MASK, END],
 }
+WITH_END = {**META["special"], "eos": END}
+"""The special tokens of a model that ends its answer: `build_trace(decoding, special=WITH_END)`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,6 +147,20 @@ def growing(
         cached=cached,
         **more,
     )
+
+
+def end_answer(decoding: Decoding, length: int) -> Decoding:
+    """The decoding whose answer has `length` tokens: all commits to the right of them are END."""
+    first = sorted(position for _, position, _, _ in decoding.commits)[length]
+    commits = [(t, p, row, END if p >= first else token) for t, p, row, token in decoding.commits]
+    is_end = [(np.arange(len(state)) >= first) & (state == State.COMMITTED) for state in decoding.states]
+    tokens = [np.where(ends, END, row) for ends, row in zip(is_end, decoding.tokens, strict=True)]
+    return replace(decoding, commits=commits, tokens=tokens)
+
+
+def shift_rows(decoding: Decoding) -> Decoding:
+    """The decoding of a model whose logits are shifted: the row before a position predicts it."""
+    return replace(decoding, commits=[(t, p, p - 1, token) for t, p, _, token in decoding.commits])
 
 
 def build_trace(decoding: Decoding, sample: str = "hand", **meta: object) -> Trace:
@@ -326,3 +342,27 @@ def random_decoding(seed: int, kind: str) -> Decoding:
     tokens = np.array([BOS, *rng.permutation(np.resize([*WORDS, STOP, LINE, SPACE, COMMA, END, BOS], n - 1))])
     when = rng.integers(0, steps, new).tolist()
     return canvas(attend(scores, mask[:, None]), prompt, mask, when, tokens, REGIONS, block=4)
+
+
+ALL_KINDS = (*KINDS, "shifted")
+
+
+def random_answer(seed: int, kind: str) -> Decoding:
+    """A random decoding whose answer of three or four tokens ends before its last commits; "shifted" logits too."""
+    decoding = shift_rows(random_decoding(seed, "full")) if kind == "shifted" else random_decoding(seed, kind)
+    return end_answer(decoding, 3 + seed % 2)
+
+
+JOINING_KEY = 32
+
+
+def with_joining_key(cached: bool, layers: int = 2, heads: int = 3) -> Decoding:
+    """A growing text of 30 to 60 keys: every row gives half to the first key, until a new key joins that takes .9 of
+    every later row and leaves .1 to be spread evenly."""
+    prompt, total = 30, 60
+    A = causal(total) / causal(total).sum(1, keepdims=True) / 2
+    A[:, 0] += 0.5
+    late = slice(JOINING_KEY, None)
+    A[late] = np.where(causal(total)[late], 0.1 / np.arange(JOINING_KEY + 1, total + 1)[:, None], 0)
+    A[late, JOINING_KEY] += 0.9
+    return growing(np.broadcast_to(A, (layers, heads, total, total)), prompt, cached=cached)

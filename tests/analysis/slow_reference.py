@@ -1,6 +1,7 @@
 """The definitions of docs/analysis.md as loops over whole attention matrices, to be read next to the text.
 
-Nothing here uses traces. The attention of a step is that of all its rows: of a growing text, the whole prefix.
+Nothing here uses traces. The attention of a step is that of all its rows: of a growing text, the whole prefix. `steps`
+are the steps that count; without them, all.
 """
 
 from __future__ import annotations
@@ -17,6 +18,40 @@ from dense_decodings import BOS, END, LINE, MASK, PIECES, SPACE, Decoding, gini
 from floatscope.schema import State
 
 CLASSES = ("bos", "mask", "special", "template", "newline", "punctuation", "content")
+ANCHOR_LIFT = 2
+BINS = 20
+
+
+# Commits that count
+
+
+def count_commits(decoding: Decoding, commits: str = "answer", ends: Sequence[int] = ()) -> list[int]:
+    """The indices of all commits, or of those to the left of every end-of-text token."""
+    indices = []
+    for index, (_, position, _, _) in enumerate(decoding.commits):
+        is_left_of_ends = all(position < end for _, end, _, token in decoding.commits if token in ends)
+        if commits == "all" or is_left_of_ends:
+            indices.append(index)
+    return indices
+
+
+def count_steps(decoding: Decoding, commits: str = "answer", ends: Sequence[int] = ()) -> list[int]:
+    """The steps with a commit that counts; every step of a decoding without commits."""
+    if not decoding.commits:
+        return list(range(decoding.steps))
+    return sorted({decoding.commits[index][0] for index in count_commits(decoding, commits, ends)})
+
+
+def group_rows(decoding: Decoding, t: int, group: str) -> tuple[int, ...]:
+    """The rows of a query group at a step."""
+    states = decoding.states[t]
+    if group == "predicting":
+        return tuple(sorted({row for step, _, row, _ in decoding.commits if step == t}))
+    if group == "masked":
+        return tuple(i for i, state in enumerate(states) if state == State.MASKED)
+    if group == "unmasked":
+        return tuple(i for i, state in enumerate(states) if state != State.MASKED)
+    return tuple(range(len(states)))
 
 
 # §2 received attention
@@ -30,11 +65,19 @@ def attention_matrix(decoding: Decoding, t: int, layer: int, head: int | None = 
 
 
 @functools.cache
-def eligible(decoding: Decoding, t: int, layer: int, rows: tuple[int, ...] | None = None) -> list[int]:
-    """Keys that at least 16 rows see, or all rows of a smaller group."""
-    mask = decoding.visible[t][layer]
-    rows = range(len(mask)) if rows is None else rows
-    return [j for j in range(len(mask)) if sum(mask[i, j] for i in rows) >= min(16, len(rows))]
+def eligible_at_step(decoding: Decoding, t: int, layer: int, group: str = "all") -> set[int]:
+    """Keys that at least 16 rows see, or all rows of a smaller group. Of single heads a trace stores these."""
+    mask, rows = decoding.visible[t][layer], group_rows(decoding, t, group)
+    return {j for j in range(len(mask)) if rows and sum(mask[i, j] for i in rows) >= min(16, len(rows))}
+
+
+@functools.cache
+def eligible(decoding: Decoding, layer: int, group: str = "all") -> set[int]:
+    """Keys that are eligible at every step that has rows of the group."""
+    each = [
+        eligible_at_step(decoding, t, layer, group) for t in range(decoding.steps) if group_rows(decoding, t, group)
+    ]
+    return set.intersection(*each) if each else set()
 
 
 def mean_received(A: np.ndarray, rows: Sequence[int], j: int) -> float:
@@ -51,13 +94,14 @@ def uniform_received(decoding: Decoding, t: int, layer: int, rows: Sequence[int]
 
 @functools.cache
 def scaled_received(
-    decoding: Decoding, t: int, layer: int, scale: str, head: int | None = None, rows: tuple[int, ...] | None = None
+    decoding: Decoding, t: int, layer: int, scale: str, head: int | None = None, group: str = "all"
 ) -> dict[int, float]:
-    """Eligible key → received attention."""
+    """Eligible key → received attention; of a single head, the keys that are eligible at this step."""
     A, mask = attention_matrix(decoding, t, layer, head), decoding.visible[t][layer]
-    rows = range(len(mask)) if rows is None else rows
+    rows = group_rows(decoding, t, group)
+    keys = eligible(decoding, layer, group) if head is None else eligible_at_step(decoding, t, layer, group)
     values = {}
-    for j in eligible(decoding, t, layer, rows):
+    for j in sorted(keys) if rows else ():
         r = mean_received(A, rows, j)
         values[j] = {
             "mean": r,
@@ -93,7 +137,7 @@ def largest(values: dict[int, float], k: int) -> set[int]:
 
 def soft(decoding: Decoding, t: int, k: float, alpha: float) -> dict[int, float]:
     """The weight of each key; m is the sum over layers, heads and queries."""
-    keys = set.intersection(*(set(eligible(decoding, t, layer)) for layer in range(decoding.layers)))
+    keys = set.intersection(*(eligible(decoding, layer) for layer in range(decoding.layers)))
     m = {j: float(sum(A[:, :, j].sum() for A in decoding.attention[t])) for j in keys}
     mean = fmean(m.values())
     std = math.sqrt(fmean((x - mean) ** 2 for x in m.values()))
@@ -187,7 +231,7 @@ def sink_rates(decoding: Decoding, eps: float, steps: Sequence[int]) -> tuple[fl
         for layer in range(decoding.layers):
             for head in range(decoding.heads):
                 A, mask = decoding.attention[t][layer][head], decoding.visible[t][layer]
-                visible = {j: A[:, j].sum() / mask[:, j].sum() for j in {0, *eligible(decoding, t, layer)}}
+                visible = {j: A[:, j].sum() / mask[:, j].sum() for j in {0, *eligible_at_step(decoding, t, layer)}}
                 first.append(visible[0] > eps)
                 anywhere.append(max(visible.values()) > eps)
     return fmean(first), fmean(anywhere)
@@ -206,14 +250,45 @@ def share_without_anchors(decoding: Decoding, eps: float) -> float:
 # §3
 
 
-def always_eligible(decoding: Decoding, layer: int) -> set[int]:
-    """Keys that are eligible at every step."""
-    return set.intersection(*(set(eligible(decoding, t, layer)) for t in range(decoding.steps)))
+def anchor_path(decoding: Decoding, layer: int, group: str = "all", head: int | None = None) -> list[int]:
+    """The top key of each step if its lift is at least 2, else −1."""
+    path = []
+    for t in range(decoding.steps):
+        lift = scaled_received(decoding, t, layer, "lift", head, group)
+        path.append(top(lift) if lift and lift[top(lift)] >= ANCHOR_LIFT else -1)
+    return path
 
 
-def top_path(decoding: Decoding, layer: int) -> list[int]:
-    lifts = [scaled_received(decoding, t, layer, "lift") for t in range(decoding.steps)]
-    return [top({j: x for j, x in lift.items() if j in always_eligible(decoding, layer)}) for lift in lifts]
+def leader(decoding: Decoding, t: int, layer: int, group: str) -> tuple[float, float]:
+    """The largest lift, and by which part it exceeds the second largest."""
+    ranked = sorted(scaled_received(decoding, t, layer, "lift", group=group).values(), reverse=True)
+    return ranked[0] if ranked else math.nan, ranked[0] / ranked[1] - 1 if len(ranked) > 1 else math.nan
+
+
+def moved(a: dict[int, float], b: dict[int, float]) -> dict[int, float]:
+    """Key → half of the difference of two distributions, each over the keys of both."""
+    keys = a.keys() & b.keys()
+    share_a, share_b = ({j: values[j] / sum(values[i] for i in keys) for j in keys} for values in (a, b))
+    return {j: abs(share_a[j] - share_b[j]) / 2 for j in keys}
+
+
+@functools.cache
+def all_received(decoding: Decoding, t: int, layer: int, group: str = "all") -> dict[int, float]:
+    """Key → received attention, of all keys of the step; empty without rows."""
+    A, rows = attention_matrix(decoding, t, layer), group_rows(decoding, t, group)
+    return {j: mean_received(A, rows, j) for j in range(len(A))} if rows else {}
+
+
+def excess_moved(decoding: Decoding, t: int, u: int, layer: int, group: str) -> float:
+    """Half of the differences of the attention above uniform, over the keys of both steps."""
+    total = 0.0
+    for j in all_received(decoding, t, layer, group).keys() & all_received(decoding, u, layer, group).keys():
+        excess = []
+        for step in (t, u):
+            uniform = uniform_received(decoding, step, layer, group_rows(decoding, step, group), j)
+            excess.append(max(0.0, all_received(decoding, step, layer, group)[j] - uniform))
+        total += abs(excess[0] - excess[1]) / 2
+    return total
 
 
 def mode(values: Iterable[int]) -> int:
@@ -226,32 +301,32 @@ def share_elsewhere(values: Sequence[int], place: int) -> float:
     return 1 - sum(v == place for v in values) / len(values)
 
 
-def slope(values: Sequence[float]) -> float:
-    """Least squares on 0, 1, 2, …"""
-    if len(values) < 2:
+def slope(steps: Sequence[int], values: Sequence[int]) -> float:
+    """Least squares over the steps with an anchor."""
+    pairs = [(t, v) for t, v in zip(steps, values, strict=True) if v >= 0]
+    if len(pairs) < 2:
         return math.nan
-    t, p = fmean(range(len(values))), fmean(values)
-    up = sum((i - t) * (v - p) for i, v in enumerate(values))
-    return up / sum((i - t) ** 2 for i in range(len(values)))
+    mean_t, mean_v = fmean(t for t, _ in pairs), fmean(v for _, v in pairs)
+    return sum((t - mean_t) * (v - mean_v) for t, v in pairs) / sum((t - mean_t) ** 2 for t, _ in pairs)
 
 
 def variance(values: Sequence[float]) -> float:
     return fmean((v - fmean(values)) ** 2 for v in values) if values else math.nan
 
 
-def spatial_variance(decoding: Decoding, layer: int) -> float:
+def spatial_variance(decoding: Decoding, layer: int, steps: Sequence[int]) -> float:
     """Of the mean over steps of a key's lift, over the keys."""
     seen: dict[int, list[float]] = {}
-    for t in range(decoding.steps):
+    for t in steps:
         for j, x in scaled_received(decoding, t, layer, "lift").items():
             seen.setdefault(j, []).append(x)
     return variance([fmean(x) for x in seen.values()])
 
 
-def centroids(decoding: Decoding, layer: int, anchor_sets: Sequence[set[int]]) -> list[float]:
-    """Of the anchors, weighted by lift, at the steps that have some."""
+def centroids(decoding: Decoding, layer: int, anchor_sets: dict[int, set[int]]) -> list[float]:
+    """Of the anchors of each step, weighted by lift, at the steps that have some."""
     values = []
-    for t, keys in enumerate(anchor_sets):
+    for t, keys in anchor_sets.items():
         lift = scaled_received(decoding, t, layer, "lift")
         if keys:
             values.append(sum(lift[j] * j for j in keys) / sum(lift[j] for j in keys))
@@ -264,9 +339,9 @@ def jaccard(pairs: Iterable[tuple[set[int], set[int]]]) -> float:
     return fmean(values) if values else math.nan
 
 
-def pearson(a: Sequence[float], b: Sequence[float]) -> float:
-    """Over the steps at which there is both."""
-    pairs = [(x, y) for x, y in zip(a, b, strict=True) if not math.isnan(y)]
+def pearson(path: Sequence[int], frontier: Sequence[float]) -> float:
+    """Over the steps with an anchor and a frontier."""
+    pairs = [(x, y) for x, y in zip(path, frontier, strict=True) if x >= 0 and not math.isnan(y)]
     if len(pairs) < 3:
         return math.nan
     x, y = zip(*pairs, strict=True)
@@ -316,16 +391,27 @@ def lifetimes(anchor_sets: Sequence[set[int]]) -> list[tuple[str, int]]:
     return spans
 
 
-def split(decoding: Decoding, layer: int, anchor_sets: Sequence[set[int]]) -> float:
+def split(decoding: Decoding, layer: int, anchor_sets: dict[int, set[int]]) -> float:
     """The share of the steps with masked and unmasked rows at which their top keys differ and both are anchors."""
     values = []
-    for t in range(decoding.steps):
-        mine = tuple(masked(decoding, t))
-        others = tuple(i for i in range(len(decoding.states[t])) if i not in mine)
-        if mine and others:
-            a, b = (top(scaled_received(decoding, t, layer, "lift", rows=rows)) for rows in (mine, others))
-            values.append(a != b and a in anchor_sets[t] and b in anchor_sets[t])
+    for t, keys in anchor_sets.items():
+        if group_rows(decoding, t, "masked") and group_rows(decoding, t, "unmasked"):
+            lifts = [scaled_received(decoding, t, layer, "lift", group=group) for group in ("masked", "unmasked")]
+            a, b = (top(lift) if lift else -1 for lift in lifts)
+            values.append(a != b and a in keys and b in keys)
     return fmean(values) if values else math.nan
+
+
+def position_profile(decoding: Decoding, layer: int, steps: Sequence[int]) -> list[float]:
+    """The share of the attention on the prompt that each twentieth of it receives."""
+    prompt = [j for j, state in enumerate(decoding.states[0]) if state == State.PROMPT]
+    mass = [0.0] * BINS
+    for t in steps:
+        received = all_received(decoding, t, layer)
+        for place, j in enumerate(prompt):
+            own = next(b for b in range(BINS) if place * BINS < (b + 1) * len(prompt))
+            mass[own] += received[j] / len(steps)
+    return [x / sum(mass) for x in mass]
 
 
 # §4
@@ -342,19 +428,20 @@ def class_shares(decoding: Decoding, layer: int, names: Sequence[str]) -> tuple[
     return fmean(share), fmean(base)
 
 
-def predicting_mass(decoding: Decoding, layer: int, region: str) -> float:
-    """What an average predicting row gives a region, mean over heads and commits."""
+def predicting_mass(decoding: Decoding, layer: int, region: str, indices: Sequence[int]) -> float:
+    """What an average predicting row gives a region, mean over heads and over the commits that count."""
     values = []
-    for t, _, row, _ in decoding.commits:
+    for t, _, row, _ in (decoding.commits[index] for index in indices):
         A = attention_matrix(decoding, t, layer)
         values.append(sum(A[row, j] for j in decoding.regions[region] if j < len(A)))
     return fmean(values)
 
 
-def uniform_predicting_mass(decoding: Decoding, layer: int, keys: Sequence[int]) -> float:
-    """What the predicting rows would give these keys under uniform attention."""
+def uniform_predicting_mass(decoding: Decoding, layer: int, keys: Sequence[int], indices: Sequence[int]) -> float:
+    """What the predicting rows would give these keys under uniform attention, mean over the commits that count. A trace
+    has the mean over the predicting rows of a step."""
     values = []
-    for t, _, row, _ in decoding.commits:
-        mask = decoding.visible[t][layer][row]
-        values.append(sum(mask[j] for j in keys if j < len(mask)) / mask.sum())
+    for t in (decoding.commits[index][0] for index in indices):
+        rows, mask = group_rows(decoding, t, "predicting"), decoding.visible[t][layer]
+        values.append(fmean(sum(mask[row, j] for j in keys if j < len(mask)) / mask[row].sum() for row in rows))
     return fmean(values)

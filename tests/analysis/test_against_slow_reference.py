@@ -9,14 +9,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import slow_reference as slow
-from dense_decodings import KINDS, PIECES, build_trace, random_decoding
+from dense_decodings import END, KINDS, PIECES, WITH_END, Decoding, build_trace, random_answer
 
 from floatscope.analysis import TraceView, absorption, anchor_movement, anchor_tables, depth, detect
-from floatscope.analysis.anchor_movement import floating_index
 from floatscope.analysis.detectors import parse_detector, soft_weights
 
 pytestmark = pytest.mark.filterwarnings("error")
 decodings = pytest.mark.parametrize(("seed", "kind"), [(seed, kind) for kind in KINDS for seed in range(4)])
+counted = pytest.mark.parametrize("commits", ["answer", "all"])
 SCALES = ("mean", "sum", "percent", "visible", "lift")
 EPS = {"mean": 0.05, "sum": 1.5, "percent": 5.0, "visible": 0.08, "lift": 1.2}
 DETECTORS = (
@@ -37,8 +37,13 @@ NEAR = {"rtol": 2e-5, "atol": 1e-6, "check_dtype": False}
 
 @functools.cache
 def case(seed: int, kind: str):
-    decoding = random_decoding(seed, kind)
-    return decoding, build_trace(decoding, f"{kind}-{seed}")
+    """A decoding whose answer ends before its last commits, and its trace."""
+    decoding = random_answer(seed, kind)
+    return decoding, build_trace(decoding, f"{kind}-{seed}", special=WITH_END)
+
+
+def count_steps(decoding: Decoding, commits: str) -> list[int]:
+    return slow.count_steps(decoding, commits, [END])
 
 
 @functools.cache
@@ -79,7 +84,16 @@ def test_the_random_decodings_cover_the_cases():
     }
     assert kinds >= {"static", "flash", "moving"}
     assert {case(*c)[0].layers for c in cases} == {1, 2, 3}
-    assert any(len(slow.eligible(case(*c)[0], 0, 0)) < len(case(*c)[0].states[0]) for c in cases)
+    assert any(len(slow.eligible(case(*c)[0], 0)) < len(case(*c)[0].states[0]) for c in cases)
+    paths = [path for c in cases for path in [slow.anchor_path(case(*c)[0], 0)]]
+    assert any(-1 in path for path in paths)
+    assert any(len(set(path) - {-1}) > 1 for path in paths)
+    steps = [[len(count_steps(case(*c)[0], commits)) for commits in ("answer", "all")] for c in cases]
+    assert any(answer < every for answer, every in steps)
+    splits = [
+        slow.split(case(*c)[0], 0, dict(enumerate(anchor_sets(*c, "topk(k=3)")[0]))) for c in cases if c[1] != "cached"
+    ]
+    assert max(splits) > 0
 
 
 @decodings
@@ -215,114 +229,114 @@ def test_eps_sweep(seed, kind):
 
 
 @decodings
-def test_top_keys(seed, kind):
-    decoding, trace = case(seed, kind)
-    expected = [
-        {"sample": trace.sample, "step": t, "layer": layer, "depth": depths(decoding.layers)[layer], "top_key": j}
-        for layer in range(decoding.layers)
-        for t, j in enumerate(slow.top_path(decoding, layer))
-    ]
-    assert_same_rows(anchor_movement.top_keys(TraceView(trace)), expected, ["layer", "step"])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_floating_index(kind):
-    """Over three texts of different lengths and numbers of layers."""
-    texts = [case(seed, kind) for seed in range(3)]
-    table = floating_index(pd.concat([anchor_movement.top_keys(TraceView(trace)) for _, trace in texts]))
-    paths = {layer: [] for layer in range(3)}
-    for decoding, _ in texts:
-        for layer in range(decoding.layers):
-            paths[layer].append(slow.top_path(decoding, layer))
-    expected = []
-    for decoding, trace in texts:
-        for layer in range(decoding.layers):
-            own = slow.top_path(decoding, layer)
-            layer_mode = slow.mode(j for path in paths[layer] for j in path)
-            third = ("shallow", "middle", "deep")[min(2, 3 * layer // max(1, decoding.layers - 1))]
-            expected.append(
-                {
-                    "sample": trace.sample,
-                    "layer": layer,
-                    "depth": depths(decoding.layers)[layer],
-                    "within": slow.share_elsewhere(own, slow.mode(own)),
-                    "across": slow.share_elsewhere(own, layer_mode),
-                    "third": third,
-                }
-            )
-    assert_same_rows(table, expected, ["sample", "layer"])
-
-
-@decodings
+@counted
 @pytest.mark.parametrize("by", ["topk(k=2)", "rulli(eps=1)", "rulli(eps=4)"])
-def test_drift(seed, kind, by):
+def test_drift(seed, kind, by, commits):
     decoding, trace = case(seed, kind)
+    steps = count_steps(decoding, commits)
     expected = []
     size = max(len(state) for state in decoding.states)
     for layer in range(decoding.layers):
-        path = slow.top_path(decoding, layer)
-        keys = [anchors & slow.always_eligible(decoding, layer) for anchors in anchor_sets(seed, kind, by)[layer]]
+        path = [slow.anchor_path(decoding, layer)[t] for t in steps]
+        keys = {t: anchor_sets(seed, kind, by)[layer][t] for t in steps}
+        sets = list(keys.values())
         centroids = slow.centroids(decoding, layer, keys)
+        hops = [(a, b) for a, b in pairwise(path) if a >= 0 and b >= 0]
         expected.append(
             {
                 "sample": trace.sample,
                 "layer": layer,
                 "depth": depths(decoding.layers)[layer],
-                "displacement": float(sum(abs(b - a) for a, b in pairwise(path))),
-                "changes": sum(a != b for a, b in pairwise(path)),
-                "slope": slow.slope(path),
-                "spatial_variance": slow.spatial_variance(decoding, layer),
+                "displacement": float(sum(abs(b - a) for a, b in hops)),
+                "changes": sum(a != b for a, b in hops),
+                "slope": slow.slope(steps, path),
+                "spatial_variance": slow.spatial_variance(decoding, layer, steps),
                 "temporal_variance": slow.variance(centroids),
                 "temporal_variance_relative": slow.variance(centroids) / size**2,
-                "jaccard_next": slow.jaccard(pairwise(keys)),
-                "jaccard_first": slow.jaccard((keys[0], later) for later in keys[1:]),
-                **{name: slow.pearson(path, front) for name, front in slow.frontiers(decoding).items()},
+                "jaccard_next": slow.jaccard(pairwise(sets)),
+                "jaccard_first": slow.jaccard((sets[0], later) for later in sets[1:]),
+                **{
+                    name: slow.pearson(path, [frontier[t] for t in steps])
+                    for name, frontier in slow.frontiers(decoding).items()
+                },
             }
         )
     assert_same_rows(
-        anchor_movement.drift(TraceView(trace, by)), expected, ["layer"], {**NEAR, "rtol": 1e-4, "atol": 1e-5}
+        anchor_movement.drift(trace, by, commits=commits), expected, ["layer"], {**NEAR, "rtol": 1e-4, "atol": 1e-5}
     )
 
 
 @decodings
+@counted
 @pytest.mark.parametrize("by", ["topk(k=3)", "rulli(eps=1)", "rulli(eps=3)"])
-def test_lifetimes(seed, kind, by):
+def test_lifetimes(seed, kind, by, commits):
     decoding, trace = case(seed, kind)
     expected = []
     for layer in range(decoding.layers):
-        keys = anchor_sets(seed, kind, by)[layer]
-        spans = slow.lifetimes(keys)
+        keys = {t: anchor_sets(seed, kind, by)[layer][t] for t in count_steps(decoding, commits)}
+        spans = slow.lifetimes(list(keys.values()))
         expected.append(
             {
                 "sample": trace.sample,
                 "layer": layer,
                 "depth": depths(decoding.layers)[layer],
-                **{kind: sum(name == kind for name, _ in spans) for kind in ("static", "flash", "vanishing", "moving")},
+                **{name: sum(life == name for life, _ in spans) for name in anchor_movement.LIFETIME_CLASSES},
                 "spans": len(spans),
                 "mean_length": np.mean([length for _, length in spans]) if spans else np.nan,
-                "split": slow.split(decoding, layer, keys),
+                "split": np.nan if kind == "cached" else slow.split(decoding, layer, keys),
             }
         )
-    assert_same_rows(anchor_movement.lifetimes(TraceView(trace, by)), expected, ["layer"])
+    assert_same_rows(anchor_movement.lifetimes(trace, by, commits=commits), expected, ["layer"])
 
 
 @decodings
-def test_layer_drift(seed, kind):
+@counted
+@pytest.mark.parametrize("by", ["topk(k=3)", "rulli(eps=1)"])
+def test_layer_drift(seed, kind, by, commits):
     decoding, trace = case(seed, kind)
     expected = []
-    for t, path in enumerate(zip(*(slow.top_path(decoding, layer) for layer in range(decoding.layers)), strict=True)):
-        hops = list(pairwise(path))
-        displacement, changes = sum(abs(b - a) for a, b in hops), sum(a != b for a, b in hops)
+    for t in count_steps(decoding, commits):
+        path = [slow.anchor_path(decoding, layer)[t] for layer in range(decoding.layers)]
+        received = [slow.all_received(decoding, t, layer) for layer in range(decoding.layers)]
+        hops = [(a, b) for a, b in pairwise(path) if a >= 0 and b >= 0]
+        moved = [sum(slow.moved(a, b).values()) for a, b in pairwise(received)]
         expected.append(
             {
                 "sample": trace.sample,
                 "step": t,
-                "displacement": displacement,
-                "changes": changes,
-                "distinct_keys": len(set(path)),
+                "displacement": sum(abs(b - a) for a, b in hops),
+                "changes": sum(a != b for a, b in hops),
+                "pairs": len(hops),
+                "distinct_keys": len(set(path) - {-1}),
+                "jaccard_next": slow.jaccard(pairwise(layer[t] for layer in anchor_sets(seed, kind, by))),
+                "moved": np.mean(moved) if moved else np.nan,
             }
         )
-    assert_same_rows(anchor_movement.layer_drift(TraceView(trace)), expected, ["step"])
+    assert_same_rows(anchor_movement.layer_drift(trace, by, commits=commits), expected, ["step"])
+
+
+@decodings
+@counted
+def test_head_floating(seed, kind, commits):
+    """Of a cached text only the first step has all rows, which is not enough."""
+    decoding, trace = case(seed, kind)
+    steps = [t for t in count_steps(decoding, commits) if t in steps_with_all_rows(seed, kind)]
+    expected = []
+    for layer in range(decoding.layers):
+        for head in range(decoding.heads):
+            path = [slow.anchor_path(decoding, layer, head=head)[t] for t in steps]
+            path = [j for j in path if j >= 0]
+            is_enough = len(path) > 1
+            expected.append(
+                {
+                    "sample": trace.sample,
+                    "layer": layer,
+                    "head": head,
+                    "within": slow.share_elsewhere(path, slow.mode(path)) if is_enough else np.nan,
+                    "changes": float(sum(a != b for a, b in pairwise(path))) if is_enough else np.nan,
+                }
+            )
+    assert_same_rows(anchor_movement.head_floating(trace, commits=commits), expected, ["layer", "head"])
 
 
 @decodings
@@ -343,15 +357,15 @@ def test_token_classes_and_structure(seed, kind):
 
 
 @decodings
-def test_predicting_rows(seed, kind):
+@counted
+def test_predicting_rows(seed, kind, commits):
     decoding, trace = case(seed, kind)
+    indices = slow.count_commits(decoding, commits, [END])
     expected = []
     for layer in range(decoding.layers):
         for region, keys in decoding.regions.items():
-            mass, base = (
-                slow.predicting_mass(decoding, layer, region),
-                slow.uniform_predicting_mass(decoding, layer, keys),
-            )
+            mass = slow.predicting_mass(decoding, layer, region, indices)
+            base = slow.uniform_predicting_mass(decoding, layer, keys, indices)
             expected.append(
                 {
                     "sample": trace.sample,
@@ -364,5 +378,8 @@ def test_predicting_rows(seed, kind):
                 }
             )
     assert_same_rows(
-        depth.predicting_rows(TraceView(trace)), expected, ["layer", "region"], {**NEAR, "rtol": 2e-3, "atol": 1e-4}
+        depth.predicting_rows(trace, commits=commits),
+        expected,
+        ["layer", "region"],
+        {**NEAR, "rtol": 2e-3, "atol": 1e-4},
     )

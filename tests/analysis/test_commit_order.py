@@ -13,12 +13,30 @@ import dense_decodings
 import numpy as np
 import pandas as pd
 import pytest
-from dense_decodings import BOS, COMMA, END, LINE, STOP, WORDS, Decoding, attend, build_trace, canvas, causal, growing
+import slow_reference as slow
+from dense_decodings import (
+    BOS,
+    COMMA,
+    END,
+    LINE,
+    STOP,
+    WITH_END,
+    WORDS,
+    Decoding,
+    attend,
+    build_trace,
+    canvas,
+    causal,
+    end_answer,
+    growing,
+    shift_rows,
+)
 
 from floatscope.analysis import TraceView
 from floatscope.analysis.commit_order import arness, commits, coupling, kendall, order, trajectory
 from floatscope.errors import UserError
 from floatscope.schema import State
+from floatscope.traces import Trace
 
 pytestmark = pytest.mark.filterwarnings("error")
 PROMPT = 20
@@ -206,9 +224,12 @@ def test_positions_are_counted_among_the_masks():
     assert arness(view, ks=(1, 3))["local"].tolist() == [1, 1]
 
 
-def test_a_mask_that_is_never_filled_counts_as_a_mask_to_the_left():
+def test_with_all_commits_a_mask_that_is_never_filled_counts_as_a_mask_to_the_left():
     decoding = canvas(uniform_attention(PROMPT + 4, 4), PROMPT, when=range(4))
-    view = TraceView(build_trace(replace(decoding, commits=decoding.commits[1:])))
+    trace = build_trace(replace(decoding, commits=decoding.commits[1:]))
+    assert commits(trace)[["position", "positions"]].to_numpy().tolist() == [[0, 3], [1, 3], [2, 3]]
+    assert arness(trace, ks=(1, 2))["global"].tolist() == [1, 1]
+    view = TraceView(trace, counted="all")
     assert commits(view)[["position", "positions"]].to_numpy().tolist() == [[1, 4], [2, 4], [3, 4]]
     assert arness(view, ks=(1, 2))["global"].tolist() == [0, 1]
 
@@ -225,21 +246,54 @@ def test_the_trajectory_of_a_run():
 
 def test_the_trajectory_of_positions_that_are_never_filled():
     decoding = canvas(uniform_attention(PROMPT + 3, 3), PROMPT, when=[0, 1, 2])
-    table = commits(TraceView(build_trace(replace(decoding, commits=decoding.commits[:2]))))
-    shares = trajectory(table).pivot(index="step", columns="position", values="share")
+    trace = build_trace(replace(decoding, commits=decoding.commits[:2]))
+    shares = trajectory(commits(trace)).pivot(index="step", columns="position", values="share")
+    assert shares.to_numpy().tolist() == [[1, 0], [1, 1]]
+    shares = trajectory(commits(trace, commits="all")).pivot(index="step", columns="position", values="share")
     assert shares.to_numpy().tolist() == [[1, 0, 0], [1, 1, 0]]
+
+
+# The answer and what comes after it
+
+
+def trace_with_ends() -> Trace:
+    """Positions 2 to 5 are end-of-text tokens and are filled first, from the right; then the answer, 1 before 0."""
+    tokens = np.array([BOS, *[W] * (PROMPT - 1), STOP, W, *[END] * 4])
+    decoding = canvas(uniform_attention(PROMPT + 6, 6), PROMPT, when=[5, 4, 3, 2, 1, 0], tokens=tokens)
+    return build_trace(decoding, special=WITH_END)
+
+
+def test_the_order_is_that_of_the_answer():
+    trace = trace_with_ends()
+    table = commits(trace)
+    assert table[["commit", "step", "position", "positions"]].to_numpy().tolist() == [[4, 4, 1, 2], [5, 5, 0, 2]]
+    assert table["relative_step"].tolist() == [0, 1]  # among the steps that write the answer
+    assert table["relative_position"].tolist() == [1, 0]
+    assert table["class"].tolist() == ["content", "punctuation"]
+    row = order(trace).iloc[0]
+    assert row[["steps", "tokens_per_step", "kendall", "trivial", "trivial_first"]].tolist() == [2, 1, -1, 0.5, 0]
+    assert arness(trace, ks=(1, 2))["global"].tolist() == [0.5, 1]
+    assert len(trajectory(table)) == 6 * 2
+
+
+def test_the_order_of_all_commits_includes_the_end_of_text_tokens():
+    trace = trace_with_ends()
+    assert commits(trace, commits="all")["position"].tolist() == [5, 4, 3, 2, 1, 0]
+    row = order(trace, commits="all").iloc[0]
+    assert row[["steps", "trivial", "trivial_first"]].tolist() == [6, pytest.approx(5 / 6), 1]
+    assert arness(trace, ks=(1,), commits="all")["global"].tolist() == [1 / 6]
 
 
 # Coupling
 
 
-def decode_with_anchors(path: Sequence[int], when: Sequence[int]) -> Decoding:
-    """The second of two layers gives half of its attention to a key of each step, the first layer to the bos."""
+def decode_with_anchors(path: Sequence[int], when: Sequence[int], share: float = 0.5) -> Decoding:
+    """The second of two layers gives a share of its attention to a key of each step, the first layer to the bos."""
     n = PROMPT + len(when)
-    A = uniform_attention(n, len(path)) / 2
-    A[:, 0, :, :, 0] += 0.5
+    A = uniform_attention(n, len(path)) * (1 - share)
+    A[:, 0, :, :, 0] += share
     for t, key in enumerate(path):
-        A[t, 1, :, :, key] += 0.5
+        A[t, 1, :, :, key] += share
     return canvas(A, PROMPT, when=when)
 
 
@@ -247,51 +301,95 @@ def coupling_table(decoding: Decoding) -> pd.DataFrame:
     return coupling(TraceView(build_trace(decoding))).set_index(["layer", "lag"])
 
 
+VALUES = ["hit", "hit_4", "distance"]
+CHANCES = ["hit_chance", "hit_4_chance", "distance_chance"]
+
+
 def test_the_top_key_is_where_the_next_commit_falls():
-    """Positions 2, 0, 3, 1 are filled in turn, and the top key is one step early."""
+    """Positions 2, 0, 3, 1 are filled in turn, and the top key is one step early. At the last step it is in the
+    prompt."""
     table = coupling_table(decode_with_anchors([20, 23, 21, 5], [1, 3, 0, 2]))
-    assert table.loc[(1, 1), ["hit", "hit_4", "distance"]].tolist() == [1, 1, 0]
-    assert table.loc[(1, 0), ["hit", "hit_4", "distance"]].tolist() == [0, 0.75, (2 + 3 + 2 + 16) / 4]
-    assert table.loc[(0, 0), ["hit", "hit_4", "distance"]].tolist() == [0, 0, 21.5]
-    assert table.loc[(0, 1), "distance"] == (20 + 23 + 21) / 3
+    assert table.loc[(1, 1), ["steps", *VALUES]].tolist() == [3, 1, 1, 0]
+    assert table.loc[(1, 0), ["steps", *VALUES]].tolist() == [3, 0, 1, (2 + 3 + 2) / 3]
+    for lag in (0, 1):  # the first layer leads with the bos
+        assert table.loc[(0, lag), "steps"] == 0
+        assert table.loc[(0, lag), [*VALUES, *CHANCES]].isna().all()
 
 
 def test_coupling_by_chance():
-    """The masks of the steps are 20 to 23; without 22; 21 and 23; 21."""
+    """The masks of the steps that count are 20 to 23; without 22; 21 and 23."""
     table = coupling_table(decode_with_anchors([20, 23, 21, 5], [1, 3, 0, 2]))
-    for layer in (0, 1):
-        chance = table.loc[(layer, 0), ["hit_chance", "hit_4_chance", "distance_chance"]].tolist()
-        assert chance == pytest.approx([(1 / 4 + 1 / 3 + 1 / 2 + 1) / 4, 1, (4 / 4 + 4 / 3 + 2 / 2 + 0) / 4])
-        chance = table.loc[(layer, 1), ["hit_chance", "hit_4_chance", "distance_chance"]].tolist()
-        assert chance == pytest.approx([(1 / 4 + 1 / 3 + 1 / 2) / 3, 1, (6 / 4 + 5 / 3 + 2 / 2) / 3])
+    expected = [(1 / 4 + 1 / 3 + 1 / 2) / 3, 1, (4 / 4 + 4 / 3 + 2 / 2) / 3]
+    assert table.loc[(1, 0), CHANCES].tolist() == pytest.approx(expected)
+    expected = [(1 / 4 + 1 / 3 + 1 / 2) / 3, 1, (6 / 4 + 5 / 3 + 2 / 2) / 3]
+    assert table.loc[(1, 1), CHANCES].tolist() == pytest.approx(expected)
+
+
+def test_chance_is_that_of_the_steps_that_count():
+    """Only at step 1, with masks 20, 21 and 23, the top key is a mask; 20 is committed."""
+    table = coupling_table(decode_with_anchors([5, 21, 6, 5], [1, 3, 0, 2]))
+    assert table.loc[(1, 0), ["steps", *VALUES]].tolist() == [1, 0, 1, 1]
+    assert table.loc[(1, 0), CHANCES].tolist() == pytest.approx([1 / 3, 1, 4 / 3])
+
+
+def test_a_far_mask_is_not_a_hit_within_four():
+    table = coupling_table(decode_with_anchors([20, 20], [1, *[0] * 4, *[1] * 4, 0]))
+    assert table.loc[(1, 0), ["steps", *VALUES]].tolist() == [2, 0.5, 1, 0.5]
+    table = coupling_table(decode_with_anchors([20], [*[1] * 5, 0]))
+    assert table.loc[(1, 0), ["steps", *VALUES]].tolist() == [1, 0, 0, 5]
+    assert table.loc[(1, 0), CHANCES].tolist() == pytest.approx([1 / 6, 5 / 6, 15 / 6])
+
+
+@pytest.mark.parametrize(("share", "steps"), [(0.02, 0), (0.2, 4)])
+def test_only_a_top_key_that_is_an_anchor_counts(share, steps):
+    """Of 24 keys a share of .02 is a lift of 1.5, one of .2 a lift of 5.6."""
+    table = coupling_table(decode_with_anchors([22, 20, 23, 21], [1, 3, 0, 2], share))
+    assert table.loc[(1, 0), "steps"] == steps
+    assert table.loc[(1, 0), "hit"] == pytest.approx(1 if steps else np.nan, nan_ok=True)
+
+
+def test_commits_after_the_answer_are_not_coupled():
+    """The answer is at 20 and 21, filled at steps 2 and 3. The top key is at the end-of-text token of steps 0 and 1."""
+    decoding = end_answer(decode_with_anchors([22, 23, 21, 21], [2, 3, 0, 1]), 2)
+    trace = build_trace(decoding, special=WITH_END)
+    answer, every = (coupling(trace, commits=which).set_index(["layer", "lag"]) for which in ("answer", "all"))
+    assert answer.loc[(1, 0), ["steps", *VALUES]].tolist() == [2, 0.5, 1, 0.5]
+    assert every.loc[(1, 0), ["steps", *VALUES]].tolist() == [4, 0.75, 1, 0.25]
+    assert answer.loc[(1, 1), ["steps", *VALUES]].tolist() == [2, 0.5, 1, 1.5]  # from 23 to 20, and at 21
 
 
 def test_a_commit_is_where_its_token_is():
     """Not at its predicting row."""
     decoding = decode_with_anchors([22, 20, 23, 21], [1, 3, 0, 2])
-    shifted = replace(decoding, commits=[(t, p, p - 1, token) for t, p, _, token in decoding.commits])
+    shifted = shift_rows(decoding)
     assert coupling_table(decoding).loc[(1, 0), "hit"] == coupling_table(shifted).loc[(1, 0), "hit"] == 1
 
 
 def test_steps_that_commit_nothing_are_left_out():
-    """Steps 0 and 3 commit, so for lag 1 only step 2 counts."""
+    """Steps 0 and 3 commit. For lag 0 step 0 counts, because at step 3 the top key is no mask; for lag 1 step 2."""
     table = coupling_table(decode_with_anchors([20, 5, 24, 5], [0, 3, 0, 3, 3]))
-    assert table.loc[(1, 0), ["hit", "distance"]].tolist() == [0.5, 8]
-    assert table.loc[(1, 1), ["hit", "hit_4", "distance"]].tolist() == [1, 1, 0]
+    assert table.loc[(1, 0), ["steps", *VALUES]].tolist() == [1, 1, 1, 0]
+    assert table.loc[(1, 0), ["hit_chance", "distance_chance"]].tolist() == [2 / 5, (0 + 1 + 0 + 1 + 2) / 5]
+    assert table.loc[(1, 1), ["steps", *VALUES]].tolist() == [1, 1, 1, 0]
     assert table.loc[(1, 1), ["hit_chance", "distance_chance"]].tolist() == [1, 0]
 
 
 def test_a_single_step_has_no_lag_one():
     table = coupling_table(decode_with_anchors([20], [0, 0]))
-    assert table.loc[(1, 0), ["hit", "hit_chance"]].tolist() == [1, 1]
-    assert table.loc[(1, 1)].drop("depth").drop("sample").isna().all()
+    assert table.loc[(1, 0), ["steps", "hit", "hit_chance"]].tolist() == [1, 1, 1]
+    assert table.loc[(1, 1), "steps"] == 0
+    assert table.loc[(1, 1), [*VALUES, *CHANCES]].isna().all()
 
 
-def test_a_model_without_masks_has_no_chance():
-    table = coupling(autoregressive_view())
-    assert table[["hit", "hit_4"]].to_numpy().max() == 0
-    assert table["distance"].notna().all()
-    assert table[["hit_chance", "hit_4_chance", "distance_chance"]].isna().all(axis=None)
+def test_a_model_without_masks_is_not_coupled():
+    """Although it has an anchor at every step."""
+    A = causal(40) / causal(40).sum(1, keepdims=True) / 2
+    A[:, 0] += 0.5
+    trace = build_trace(growing(np.broadcast_to(A, (2, 1, 40, 40)), PROMPT))
+    assert (trace.anchor_path() == 0).all()
+    table = coupling(trace)
+    assert (table["steps"] == 0).all()
+    assert table[[*VALUES, *CHANCES]].isna().all(axis=None)
 
 
 # Loops as a slow reference
@@ -305,7 +403,7 @@ def random_decoding(seed: int, kind: str) -> Decoding:
         return dense_decodings.random_decoding(seed, kind)
     decoding = dense_decodings.random_decoding(seed + 10, "full")
     if kind == "shifted":
-        return replace(decoding, commits=[(t, p, p - 1, token) for t, p, _, token in decoding.commits])
+        return shift_rows(decoding)
     masked = np.flatnonzero(decoding.states[0] == State.MASKED)
     return (
         with_given_tokens(decoding, masked[1::3])
@@ -314,19 +412,27 @@ def random_decoding(seed: int, kind: str) -> Decoding:
     )
 
 
+COUNTED = ("answer", "all")
+counted = pytest.mark.parametrize("which", COUNTED)
+
+
 @functools.cache
-def case(seed: int, kind: str) -> tuple[Decoding, TraceView]:
+def case(seed: int, kind: str, which: str) -> tuple[Decoding, TraceView, list[tuple[int, int, int, int]]]:
+    """A decoding whose answer ends before its last commits, its view, and the commits that count."""
     decoding = random_decoding(seed, kind)
-    return decoding, TraceView(build_trace(decoding, f"{kind}-{seed}"))
+    decoding = end_answer(decoding, len(decoding.commits) - 1 - seed % 3)
+    view = TraceView(build_trace(decoding, f"{kind}-{seed}", special=WITH_END), counted=which)
+    return decoding, view, [decoding.commits[i] for i in slow.count_commits(decoding, which, [END])]
 
 
-def fill_order(decoding: Decoding) -> tuple[list[tuple[int, int, int]], int]:
-    """Step, position and token of each commit, and the number of positions."""
-    to_fill = {p for p, state in enumerate(decoding.states[0]) if state == State.MASKED} | {
-        c[1] for c in decoding.commits
-    }
+def fill_order(seed: int, kind: str, which: str) -> tuple[list[tuple[int, int, int]], int]:
+    """Step, position and token of each commit that counts, and the number of positions."""
+    decoding, _, own = case(seed, kind, which)
+    to_fill = {p for _, p, _, _ in own}
+    if which == "all":
+        to_fill |= {p for p, state in enumerate(decoding.states[0]) if state == State.MASKED}
     ranked = sorted(to_fill)
-    return [(t, ranked.index(p), token) for t, p, _, token in decoding.commits], len(ranked)
+    return [(t, ranked.index(p), token) for t, p, _, token in own], len(ranked)
 
 
 def pair_count(a: Sequence[int], b: Sequence[int]) -> float:
@@ -357,26 +463,28 @@ def test_kendall_of_a_constant(n):
 
 
 @decodings
-def test_order_equals_the_slow_reference(seed, kind):
-    decoding, view = case(seed, kind)
-    filled, positions = fill_order(decoding)
+@counted
+def test_order_equals_the_slow_reference(seed, kind, which):
+    _, view, own = case(seed, kind, which)
+    filled, positions = fill_order(seed, kind, which)
     row = order_row(view)
-    time = {p: t / (decoding.steps - 1) for t, p, _ in filled}
+    steps = sorted({t for t, _, _, _ in own})
+    time = {p: steps.index(t) / max(1, len(steps) - 1) for t, p, _ in filled}
     middle = [p for p in time if positions / 3 < p + 0.5 < 2 * positions / 3]
+    outside = [p for p in time if p not in middle]
     trivial = {p: token not in WORDS for _, p, token in filled}
     left, early_trivial, early = len(filled) / 4, 0.0, len(filled) / 4
-    for step in range(decoding.steps):
+    for step in steps:
         here = [p for t, p, _ in filled if t == step]
-        if here:
-            taken = min(left, len(here))
-            early_trivial += taken * fmean(trivial[p] for p in here)
-            left -= taken
+        taken = min(left, len(here))
+        early_trivial += taken * fmean(trivial[p] for p in here)
+        left -= taken
     share = fmean(trivial.values())
     expected = {
-        "steps": decoding.steps,
-        "tokens_per_step": len(filled) / decoding.steps,
+        "steps": len(steps),
+        "tokens_per_step": len(filled) / len(steps),
         "kendall": pair_count([t for t, _, _ in filled], [p for _, p, _ in filled]),
-        "u_shape": fmean(time[p] for p in middle) - fmean(time[p] for p in time if p not in middle),
+        "u_shape": fmean(time[p] for p in middle) - fmean(time[p] for p in outside) if middle and outside else np.nan,
         "trivial_first": early_trivial / early,
         "trivial": share,
         "trivial_ratio": early_trivial / early / share if share else np.nan,
@@ -386,11 +494,11 @@ def test_order_equals_the_slow_reference(seed, kind):
 
 
 @decodings
-def test_arness_equals_the_slow_reference(seed, kind):
-    decoding, view = case(seed, kind)
-    filled, positions = fill_order(decoding)
+@counted
+def test_arness_equals_the_slow_reference(seed, kind, which):
+    filled, positions = fill_order(seed, kind, which)
     path = [p for _, p, _ in sorted(filled)]
-    for _, k, local, earliest in arness(view, ks=(1, 2, 3, 5, 50)).itertuples(index=False):
+    for _, k, local, earliest in arness(case(seed, kind, which)[1], ks=(1, 2, 3, 5, 50)).itertuples(index=False):
         spans = [path[i - k : i + 1] for i in range(k, len(path))]
         runs = [all(b == a + 1 for a, b in pairwise(span)) for span in spans]
         assert local == pytest.approx(fmean(runs) if runs else np.nan, nan_ok=True), k
@@ -401,34 +509,55 @@ def test_arness_equals_the_slow_reference(seed, kind):
         assert earliest == pytest.approx(fmean(among)), k
 
 
+def slow_coupling(seed: int, kind: str, which: str, layer: int, lag: int) -> dict[str, float]:
+    """Over the steps whose top key is an anchor and a mask, and whose commits, or those of the next step, count."""
+    decoding, _, own = case(seed, kind, which)
+    at_top, at_masks = [], []
+    for t, key in enumerate(slow.anchor_path(decoding, layer)):
+        at = [p for step, p, _, _ in own if step == t + lag]
+        masks = slow.masked(decoding, t)
+        if at and key in masks:
+            at_top.append(min(abs(key - p) for p in at))
+            at_masks.append([min(abs(j - p) for p in at) for j in masks])
+    expected: dict[str, float] = {"steps": len(at_top)}
+    for name, of in {"hit": lambda d: d == 0, "hit_4": lambda d: d <= 4, "distance": lambda d: d}.items():
+        expected[name] = fmean(map(of, at_top)) if at_top else np.nan
+        expected[f"{name}_chance"] = fmean(fmean(map(of, each)) for each in at_masks) if at_masks else np.nan
+    return expected
+
+
 @decodings
-def test_coupling_equals_the_slow_reference(seed, kind):
-    decoding, view = case(seed, kind)
+@counted
+def test_coupling_equals_the_slow_reference(seed, kind, which):
+    decoding, view, _ = case(seed, kind, which)
     table = coupling(view).set_index(["layer", "lag"])
     assert len(table) == 2 * decoding.layers
     for layer in range(decoding.layers):
         for lag in (0, 1):
-            distances, mask_distances = [], []
-            for t in range(decoding.steps):
-                at = [p for step, p, _, _ in decoding.commits if step == t + lag]
-                if at:
-                    distances.append(min(abs(int(view.top_key[t, layer]) - p) for p in at))
-                    masks = [j for j, state in enumerate(decoding.states[t]) if state == State.MASKED]
-                    mask_distances.append([min(abs(j - p) for p in at) for j in masks])
-            row = table.loc[(layer, lag)]
-            for name, of in {"hit": lambda d: d == 0, "hit_4": lambda d: d <= 4, "distance": lambda d: d}.items():
-                assert row[name] == pytest.approx(fmean(map(of, distances)) if distances else np.nan, nan_ok=True), name
-                chance = [fmean(map(of, each)) for each in mask_distances if each]
-                expected = fmean(chance) if chance else np.nan
-                assert row[f"{name}_chance"] == pytest.approx(expected, nan_ok=True), name
+            for name, value in slow_coupling(seed, kind, which, layer, lag).items():
+                assert table.loc[(layer, lag), name] == pytest.approx(value, nan_ok=True), (layer, lag, name)
+
+
+def test_the_random_decodings_are_coupled_at_some_steps():
+    steps = {
+        which: [
+            slow_coupling(seed, kind, which, layer, lag)["steps"]
+            for kind in KINDS
+            for seed in range(4)
+            for layer in range(case(seed, kind, which)[0].layers)
+            for lag in (0, 1)
+        ]
+        for which in COUNTED
+    }
+    assert sum(steps["all"]) > sum(steps["answer"]) > 20
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_trajectory_equals_the_slow_reference(kind):
-    texts = [case(seed, kind) for seed in range(4)]
-    table = pd.concat([commits(view) for _, view in texts])
+@counted
+def test_the_trajectory_equals_the_slow_reference(kind, which):
+    table = pd.concat([commits(case(seed, kind, which)[1]) for seed in range(4)])
     shares = trajectory(table).set_index(["step", "position"])["share"]
-    each = [fill_order(decoding) for decoding, _ in texts]
+    each = [fill_order(seed, kind, which) for seed in range(4)]
     assert len(shares) == (1 + max(t for filled, _ in each for t, _, _ in filled)) * max(n for _, n in each)
     for (step, position), share in shares.items():
         relevant = [filled for filled, n in each if position < n]
@@ -444,7 +573,7 @@ ANALYSES = [commits, order, arness, coupling]
 @pytest.mark.parametrize("analysis", ANALYSES)
 def test_a_trace_without_commits_is_refused(analysis):
     decoding = canvas(attend(np.zeros((2, 1, 1, 24, 24))), PROMPT)
-    with pytest.raises(UserError, match="'hand' has no commits, so it has no order; trace a decoding, step by step"):
+    with pytest.raises(UserError, match="'hand' has no commits; trace a decoding, step by step"):
         analysis(TraceView(build_trace(replace(decoding, commits=()))))
 
 

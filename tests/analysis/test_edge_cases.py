@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from dense_decodings import KINDS, attend, build_trace, canvas, causal, full, random_decoding
+from dense_decodings import KINDS, Decoding, attend, build_trace, canvas, causal, full, random_decoding
 
 import floatscope as fs
 from floatscope.analysis import TraceView, absorption, anchor_movement, anchor_tables, depth, detect
-from floatscope.analysis.anchor_movement import floating_index
+from floatscope.analysis.floating import floating_index
 from floatscope.analysis.run_tables import ANALYSES, analyse
 from floatscope.errors import UserError
 from floatscope.traces import Trace
@@ -133,12 +133,12 @@ def test_a_trace_without_regions_is_refused():
 
 
 NEEDED_BY = {
-    "received": ("absorption", "anchors", "top_keys", "drift", "concentration", "token_classes"),
-    "uniform": ("absorption", "anchors", "sinks", "token_classes"),
+    "received": ("absorption", "anchors", "top_keys", "drift", "concentration", "token_classes", "position_profile"),
+    "uniform": ("absorption", "anchors", "sinks", "token_classes", "top_keys"),
     "eligible": ("absorption", "anchors", "top_keys", "eps_sweep"),
     "visible_rows": ("sinks", "lifetimes"),
-    "top_key": ("sinks",),
-    "top": ("anchors", "sinks"),
+    "top_key": ("sinks", "head_floating"),
+    "top": ("anchors", "sinks", "head_floating"),
     "moments": ("anchors",),
     "head_stats": ("concentration", "sinks", "head_activity"),
     "score_at_mean_direction": ("qk",),
@@ -197,11 +197,15 @@ def test_one_step_one_layer_one_head(by):
     drift = tables["drift"].iloc[0]
     assert drift[["displacement", "changes"]].tolist() == [0, 0]
     assert drift[["slope", "jaccard_next", "jaccard_first", *anchor_movement.FRONTIERS]].isna().all()
-    assert tables["top_keys"]["top_key"].tolist() == [4]
-    assert tables["floating"][["within", "across", "depth", "third"]].to_numpy().tolist() == [[0, 0, 0, "shallow"]]
+    assert tables["top_keys"]["top_key"].tolist() == [4, 4]  # of all rows and of the predicting row
+    floating = tables["floating"]
+    assert floating[["within", "across", "depth", "third"]].to_numpy().tolist() == [[0, 0, 0, "shallow"]] * 2
+    assert floating[["moved", "excess_moved"]].isna().all(axis=None)
     lifetimes = tables["lifetimes"].iloc[0]
     assert lifetimes["static"] == lifetimes["spans"] == (5 if by == "topk" else 1)
-    assert tables["layer_drift"][["displacement", "changes", "distinct_keys"]].to_numpy().tolist() == [[0, 0, 1]]
+    layer_drift = tables["layer_drift"][["displacement", "changes", "pairs", "distinct_keys"]]
+    assert layer_drift.to_numpy().tolist() == [[0, 0, 0, 1]]
+    assert tables["layer_drift"]["moved"].isna().all()
 
 
 @pytest.mark.parametrize("by", ["zscore", "rulli(eps=0.1)", "gu", "soft"])
@@ -211,8 +215,9 @@ def test_a_trace_without_anchors(by):
     assert tables["anchor_classes"]["share"].isna().all()
     assert tables["anchor_tokens"].empty
     drift = tables["drift"]
-    undefined = ["temporal_variance", "temporal_variance_relative", "jaccard_next", "jaccard_first"]
-    assert drift[undefined].isna().all(axis=None)
+    undefined = ["temporal_variance", "temporal_variance_relative", "jaccard_next", "jaccard_first", "slope"]
+    assert drift[[*undefined, *anchor_movement.FRONTIERS]].isna().all(axis=None)
+    assert (drift[["displacement", "changes"]] == 0).all(axis=None)
     lifetimes = tables["lifetimes"]
     assert (lifetimes[["static", "flash", "vanishing", "moving", "spans", "split"]] == 0).all(axis=None)
     assert lifetimes["mean_length"].isna().all()
@@ -231,42 +236,58 @@ def erase_groups(trace: Trace, steps: list[int], layers: list[int], groups: tupl
     return replace(trace, arrays=arrays)
 
 
+def decode_with_random_anchors(layers: int) -> Decoding:
+    """Five steps; every step and layer has an anchor."""
+    rng = np.random.default_rng(0)
+    scores = rng.normal(0, 0.5, (5, layers, 2, 20, 20))
+    for t in range(5):
+        for layer in range(layers):
+            scores[t, layer, :, :, rng.integers(20)] += 2
+    return canvas(attend(scores), 15)
+
+
 @pytest.mark.parametrize("by", ["topk(k=2)", "rulli(eps=1)", "zscore(k=1)"])
 def test_a_step_without_measurements_has_no_top_key_and_no_anchors(by):
-    decoding = canvas(attend(np.random.default_rng(0).normal(0, 2, (5, 2, 2, 20, 20))), 15)
-    trace = erase_groups(build_trace(decoding), [2], [0, 1], ("all",))
+    trace = erase_groups(build_trace(decode_with_random_anchors(2)), [2], [0, 1], ("all",))
     view = TraceView(trace, by)
     assert (view.top_key[2] == -1).all()
     assert not view.anchors[2].any()
-    path = np.delete(view.top_key, 2, 0)
+    path = np.delete(view.anchor_path, 2, 0)
+    assert (path >= 0).all()
     tables = analyse([trace], by).tables
-    index = tables["floating"]
+    index = tables["floating"][tables["floating"]["group"] == "all"]
     assert len(index) == 2
     for layer in range(2):
         counts = np.unique(path[:, layer], return_counts=True)[1]
         assert index.loc[layer, "within"] == pytest.approx(1 - counts.max() / 4)
+        assert index.loc[layer, "anchor_steps"] == pytest.approx(4 / 5)
         hops = ((path[0], path[1]), (path[2], path[3]))
         assert tables["drift"].loc[layer, "changes"] == sum(a[layer] != b[layer] for a, b in hops)
         assert tables["drift"].loc[layer, "displacement"] == sum(abs(a[layer] - b[layer]) for a, b in hops)
-    assert tables["layer_drift"].loc[2, ["displacement", "changes", "distinct_keys"]].tolist() == [0, 0, 0]
+    columns = ["displacement", "changes", "pairs", "distinct_keys"]
+    assert tables["layer_drift"].loc[2, columns].tolist() == [0, 0, 0, 0]
 
 
 def test_a_layer_without_measurements():
-    decoding = canvas(attend(np.random.default_rng(0).normal(0, 2, (5, 3, 2, 20, 20))), 15)
-    trace = erase_groups(build_trace(decoding), list(range(5)), [1], ("all",))
+    trace = erase_groups(build_trace(decode_with_random_anchors(3)), list(range(5)), [1], ("all",))
     tables = analyse([trace], "rulli(eps=1)").tables
-    assert tables["floating"]["layer"].tolist() == [0, 2]
+    index = tables["floating"].set_index(["group", "layer"]).loc["all"]
+    assert index["anchor_steps"].tolist() == [1, 0, 1]
+    undefined = ["moved", "excess_moved", "moved_overall", "moved_modal", "modal_share", "lift", "lead", "within"]
+    assert index.loc[1, undefined].isna().all()
+    assert index.loc[[0, 2], undefined].notna().all(axis=None)
     drift = tables["drift"].loc[1]
     assert drift[["displacement", "changes"]].tolist() == [0, 0]
     assert drift[["slope", "spatial_variance", "temporal_variance", *anchor_movement.FRONTIERS]].isna().all()
-    tops = tables["top_keys"].set_index(["step", "layer"])["top_key"]
-    assert tables["layer_drift"]["distinct_keys"].tolist() == [len({tops[t, 0], tops[t, 2]}) for t in range(5)]
-    assert (tables["layer_drift"][["displacement", "changes"]] == 0).all(axis=None)
+    path = trace.anchor_path()
+    assert (path[:, [0, 2]] >= 0).all()
+    assert tables["layer_drift"]["distinct_keys"].tolist() == [len({*row[[0, 2]]}) for row in path]
+    assert (tables["layer_drift"][["displacement", "changes", "pairs"]] == 0).all(axis=None)
 
 
 @pytest.mark.parametrize("group", ["masked", "committed", "predicting"])
 def test_a_query_group_without_rows(group):
-    """Only the split and the table of masked rows read such rows."""
+    """The split and the table of masked rows read masked rows; floating reads predicting rows."""
     decoding = random_decoding(1, "full")
     trace = erase_groups(build_trace(decoding), list(range(decoding.steps)), list(range(decoding.layers)), (group,))
     tables, complete = (analyse([t], "rulli(eps=1)").tables for t in (trace, build_trace(decoding)))
@@ -274,6 +295,13 @@ def test_a_query_group_without_rows(group):
         columns = [c for c in tables[name].columns if c != "split"]
         if name == "masked_rows" and group == "masked":
             assert tables[name][["mass", "ratio"]].isna().all(axis=None)
+            continue
+        if name in ("top_keys", "floating") and group == "predicting":
+            own, table = (tables[name], complete[name])
+            erased = own[own["group"] == group]
+            assert erased[["moved", "excess_moved", "lift", "lead"]].isna().all(axis=None)
+            is_other = table["group"] == "all"
+            pd.testing.assert_frame_equal(own[is_other], table[is_other])
             continue
         pd.testing.assert_frame_equal(tables[name][columns], complete[name][columns])
     unmasked = build_trace(canvas(np.full((2, 1, 1, 20, 20), 1 / 20), 20, when=[]))
@@ -290,11 +318,13 @@ def test_a_trace_without_commits(kind):
         assert "has no commits" in tables.missing[name]
 
 
-def test_the_floating_index_without_top_keys():
-    tops = pd.DataFrame({"sample": "a", "step": [0, 1], "layer": 0, "depth": 0.0, "top_key": -1})
-    index = floating_index(tops)
-    assert index.empty
-    assert {"sample", "layer", "depth", "within", "across", "third"} <= set(index.columns)
+def test_the_floating_index_without_anchors():
+    tops = pd.DataFrame({"sample": "a", "group": "all", "step": [0, 1], "layer": 0, "depth": 0.0, "top_key": -1})
+    values = {"moved": [0.2, np.nan], "excess_moved": [0.1, np.nan], "moved_from_first": [0.0, 0.2], "lift": 1.5}
+    tops = tops.assign(modal_key=-1, lead=0.1, moved_modal=[0.0, np.nan], modal_share=0.0, **values)
+    row = floating_index(tops).iloc[0]
+    assert row[["moved", "excess_moved", "moved_overall", "anchor_steps", "lift"]].tolist() == [0.2, 0.1, 0.2, 0, 1.5]
+    assert row[["within", "across"]].isna().all()
 
 
 def test_a_canvas_without_content_tokens():

@@ -7,7 +7,8 @@ from statistics import fmean
 
 import numpy as np
 import pytest
-from dense_decodings import KINDS, Decoding, attend, build_trace, canvas, random_decoding
+import slow_reference as slow
+from dense_decodings import END, KINDS, WITH_END, Decoding, attend, build_trace, canvas, random_answer
 
 from floatscope.analysis import TraceView
 from floatscope.analysis.influence_correlation import influence, rank_correlation, ranks
@@ -40,40 +41,43 @@ def spearman(pairs: list[tuple[float, float]]) -> float:
     return float(np.corrcoef(x, y)[0, 1])
 
 
-def slow_correlations(decoding: Decoding, trace: Trace, layer: int) -> list[float]:
+def slow_correlations(decoding: Decoding, trace: Trace, layer: int, which: str) -> list[float]:
+    """The influence is that of the commits that count; the trace has the attention of all predicting rows of a step."""
     correlations: dict[str, list[float]] = {name: [] for name in COLUMNS}
     for t in range(decoding.steps):
-        commits = [c for c, commit in enumerate(decoding.commits) if commit[0] == t]
+        commits = [c for c in slow.count_commits(decoding, which, [END]) if decoding.commits[c][0] == t]
         if not commits:
             continue
         A, mask = decoding.attention[t][layer].mean(0).astype(np.float32), decoding.visible[t][layer]
         influence = trace.arrays["influence"][commits].astype(np.float64).mean(0)
-        rows = [decoding.commits[c][2] for c in commits]
+        rows = list(slow.group_rows(decoding, t, "predicting"))
         received = trace.arrays["received"][t, layer, 3]
         np.testing.assert_allclose(received[: len(mask)], A[rows].mean(0), rtol=1e-5)
         every, even = trace.received(scale="lift")[t, layer], (mask / mask.sum(1, keepdims=True)).mean(0)
         np.testing.assert_allclose(every[: len(mask)], A.mean(0) / even, rtol=1e-5)
         given = trace.arrays["contribution"][t, layer, 3]
         own = [j for j in range(len(mask)) if mask[rows, j].any()]
-        eligible = [j for j in range(len(mask)) if mask[:, j].sum() >= min(16, len(mask))]
         correlations["received"].append(spearman([(influence[j], received[j]) for j in own]))
-        correlations["received_all"].append(spearman([(influence[j], every[j]) for j in eligible]))
+        correlations["received_all"].append(
+            spearman([(influence[j], every[j]) for j in slow.eligible(decoding, layer)])
+        )
         correlations["contribution"].append(spearman([(influence[j], given[j]) for j in own]))
     return [fmean(r for r in correlations[name] if r == r) for name in COLUMNS]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", [0, 1])
-def test_the_table_equals_the_slow_reference(seed, kind):
-    decoding = random_decoding(seed, kind)
-    rng, plain = np.random.default_rng(seed), build_trace(decoding)
+@pytest.mark.parametrize("commits", ["answer", "all"])
+def test_the_table_equals_the_slow_reference(seed, kind, commits):
+    decoding = random_answer(seed, kind)
+    rng, plain = np.random.default_rng(seed), build_trace(decoding, special=WITH_END)
     keys = plain.arrays["tokens"].shape[1]
     values = rng.random((len(decoding.commits), keys)).round(1)  # with ties
     trace = with_influence(plain, values, rng.random(plain.arrays["received"].shape).round(1))
-    table = influence(TraceView(trace))
+    table = influence(trace, commits=commits)
     assert list(table) == ["sample", "layer", "depth", *COLUMNS]
     assert table["layer"].tolist() == list(range(decoding.layers))
-    expected = [slow_correlations(decoding, trace, layer) for layer in range(decoding.layers)]
+    expected = [slow_correlations(decoding, trace, layer, commits) for layer in range(decoding.layers)]
     np.testing.assert_allclose(table[COLUMNS].to_numpy(), expected, rtol=1e-6, atol=1e-9)
 
 

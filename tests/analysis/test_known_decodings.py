@@ -10,7 +10,7 @@ import pytest
 from dense_decodings import BOS, COMMA, LINE, STOP, WORDS, Decoding, build_trace, canvas, causal, full, growing
 
 from floatscope.analysis import TraceView, absorption, anchor_movement, anchor_tables, depth, detect
-from floatscope.analysis.anchor_movement import floating_index
+from floatscope.analysis.floating import floating
 from floatscope.analysis.tokens import CLASSES
 from floatscope.traces import Trace
 
@@ -47,6 +47,12 @@ def trace_with_anchors(path: list[int | None], mass: float = 0.5, sample: str = 
 def layer_values(table: pd.DataFrame, column: str) -> list[float]:
     assert table["layer"].tolist() == list(range(LAYERS))
     return table[column].tolist()
+
+
+def index_of(view: TraceView) -> pd.DataFrame:
+    """The floating index of all rows; `test_floating.py` has that of the predicting rows."""
+    table = floating(view)
+    return table[table["group"] == "all"]
 
 
 # A fixed sink
@@ -106,7 +112,7 @@ def test_a_sink_does_not_float(kind):
         whole = np.broadcast_to(attend_to(key, mask=causal(N)), (LAYERS, HEADS, N, N))
         trace = build_trace(growing(whole, N - STEPS + 1))
     view = TraceView(trace)
-    index = floating_index(anchor_movement.top_keys(view))
+    index = index_of(view)
     assert layer_values(index, "within") == layer_values(index, "across") == [0, 0]
     table = anchor_movement.lifetimes(view)
     assert table[[*LIFETIMES, "spans", "mean_length"]].to_numpy().tolist() == [[1, 0, 0, 0, 1, STEPS]] * LAYERS
@@ -117,20 +123,20 @@ def test_a_sink_does_not_float(kind):
     assert layer_values(drift, "slope") == pytest.approx([0, 0], abs=1e-12)
     assert drift[list(anchor_movement.FRONTIERS)].isna().all(axis=None)  # a constant has no correlation
     over = anchor_movement.layer_drift(view)
-    assert over[["displacement", "changes", "distinct_keys"]].to_numpy().tolist() == [[0, 0, 1]] * STEPS
+    assert over[["displacement", "changes", "pairs", "distinct_keys"]].to_numpy().tolist() == [[0, 0, 1, 1]] * STEPS
+    assert over["moved"].to_numpy() == pytest.approx(0, abs=1e-6)
 
 
 def test_a_sink_in_one_layer_only():
     A = repeat_over_heads([attend_to(None)] * STEPS)
     A[:, 1] = attend_to(7)
     view = TraceView(build_trace(canvas(A, 30)))
-    assert anchor_tables.anchors(view)[["anchors", "share", "per_head"]].to_numpy().tolist() == [
-        [0, 0, 0],
-        [1, 1 / N, 1],
-    ]
+    counts = anchor_tables.anchors(view)[["anchors", "share", "per_head"]].to_numpy()
+    assert counts == pytest.approx(np.array([[0, 0, 0], [1, 1 / N, 1]]), rel=1e-12)
     over = anchor_movement.layer_drift(view)
-    assert (over["displacement"] == 7).all()  # the first of equal keys is the top of the layer without one
-    assert (over["distinct_keys"] == 2).all()
+    columns = ["displacement", "changes", "pairs", "distinct_keys"]  # the layer without an anchor has no top key
+    assert over[columns].to_numpy().tolist() == [[0, 0, 0, 1]] * STEPS
+    assert over["moved"].to_numpy() == pytest.approx(0.5 - 1 / N, rel=1e-5)
 
 
 def test_anchors_of_single_heads_are_counted():
@@ -151,7 +157,7 @@ def test_an_anchor_that_follows_the_mask(direction):
     trace = trace_with_anchors(path, when=range(10)[::direction])
     view = TraceView(trace)
     assert view.top_key.T.tolist() == [path] * LAYERS
-    index = floating_index(anchor_movement.top_keys(view))
+    index = index_of(view)
     assert layer_values(index, "within") == pytest.approx([0.9, 0.9])
     drift = anchor_movement.drift(view)
     assert layer_values(drift, "displacement") == layer_values(drift, "changes") == [9, 9]
@@ -201,7 +207,7 @@ def test_the_lifetime_of_one_anchor(path, expected):
 def test_an_anchor_followed_by_another_is_moving():
     table = anchor_movement.lifetimes(TraceView(trace_with_anchors([7] * 4 + [9] * 6)))
     assert table[[*LIFETIMES, "spans", "mean_length"]].to_numpy().tolist() == [[0, 0, 0, 2, 2, 5]] * LAYERS
-    index = floating_index(anchor_movement.top_keys(TraceView(trace_with_anchors([7] * 4 + [9] * 6))))
+    index = index_of(TraceView(trace_with_anchors([7] * 4 + [9] * 6)))
     assert layer_values(index, "within") == pytest.approx([0.4, 0.4])
 
 
@@ -215,6 +221,7 @@ def test_an_anchor_at_ninety_percent_of_the_steps_is_static(steps, length):
     """Also where 0.9 · steps in floating point is larger."""
     for run, kind in ((length, "static"), (length - 1, "vanishing")):
         decoding = canvas(np.stack([attend_to(7 if t < run else None)[None, None] for t in range(steps)]), 30)
+        decoding = replace(decoding, commits=())  # every step counts
         assert anchor_movement.lifetimes(TraceView(build_trace(decoding)))[kind].tolist() == [1]
 
 
@@ -223,7 +230,7 @@ def test_a_split_anchor():
     A = attend_to(12, 0.8)
     A[20:] = attend_to(3, 0.8)[20:]
     decoding = canvas(repeat_over_heads([A] * 4), 20, when=[2] * 20)  # none masked at the last step
-    view = TraceView(build_trace(decoding))
+    view = TraceView(build_trace(replace(decoding, commits=())))  # every step counts
     assert [set(np.flatnonzero(found)) for found in view.anchors[:, 0]] == [{3, 12}] * 4
     assert layer_values(anchor_movement.lifetimes(view), "split") == [1, 1]
 
@@ -237,7 +244,8 @@ def test_different_top_keys_that_are_not_both_anchors_are_not_split():
     A[20:] = attend_to(None)[20:]
     A[20:, 3] += 0.001
     A[20:] /= A[20:].sum(1, keepdims=True)
-    view = TraceView(build_trace(canvas(repeat_over_heads([A] * 4), 20, when=[3] * 20)))
+    decoding = replace(canvas(repeat_over_heads([A] * 4), 20, when=[3] * 20), commits=())
+    view = TraceView(build_trace(decoding))
     assert [set(np.flatnonzero(found)) for found in view.anchors[:, 0]] == [{12}] * 4
     assert layer_values(anchor_movement.lifetimes(view), "split") == [0, 0]
 
@@ -312,30 +320,6 @@ def test_rounding_is_not_an_anchor_but_one_percent_more_attention_is(more, expec
     view = TraceView(build_trace(canvas(repeat_over_heads([A / A.sum(1, keepdims=True)]), 30)))
     assert anchor_tables.anchors(view)[["anchors", "per_head"]].to_numpy().tolist() == [[expected, expected]] * LAYERS
     assert detect(view.trace, "soft").any() == expected
-
-
-# Several texts
-
-
-def test_texts_with_anchors_at_different_positions():
-    traces = [trace_with_anchors([key] * STEPS, sample=name) for name, key in {"one": 9, "two": 5, "three": 9}.items()]
-    index = floating_index(pd.concat([anchor_movement.top_keys(TraceView(trace)) for trace in traces]))
-    assert (index["within"] == 0).all()
-    assert index.groupby("sample")["across"].mean().to_dict() == {"one": 0, "two": 1, "three": 0}
-    assert index["third"].tolist() == ["shallow", "deep"] * 3
-
-
-def test_of_tied_modes_the_smaller_key_counts():
-    traces = [trace_with_anchors([key] * STEPS, sample=name) for name, key in {"one": 9, "two": 5}.items()]
-    index = floating_index(pd.concat([anchor_movement.top_keys(TraceView(trace)) for trace in traces]))
-    assert index.groupby("sample")["across"].mean().to_dict() == {"one": 1, "two": 0}
-
-
-def test_equal_texts_float_the_same_within_and_across():
-    traces = [trace_with_anchors([3, 3, 3, 8], sample=name) for name in "ab"]
-    index = floating_index(pd.concat([anchor_movement.top_keys(TraceView(trace)) for trace in traces]))
-    assert (index["within"] == 0.25).all()
-    assert (index["across"] == 0.25).all()
 
 
 # Token classes of anchors
@@ -497,6 +481,17 @@ def test_every_head_has_its_own_top_key():
     assert table.loc[(0, 0), ["within", "changes"]].tolist() == [0, 0]
     assert table.loc[(0, 1), ["within", "changes"]].tolist() == pytest.approx([1 - 1 / STEPS, STEPS - 1])
     assert table.loc[(1, 2), ["within", "changes"]].tolist() == pytest.approx([1 - (STEPS + 1) // 2 / STEPS, STEPS - 1])
+    without = [(0, 2), (1, 0), (1, 1)]  # uniform attention has no anchor
+    assert table.loc[without, ["within", "changes"]].isna().all(axis=None)
+
+
+def test_a_head_is_compared_at_the_steps_at_which_it_has_an_anchor():
+    """Keys 3, –, 3, –, 5, –, …: three anchors of which two are the same, and one change. A single one is not enough."""
+    A = repeat_over_heads([attend_to(None)] * STEPS)
+    A[0, 0, 0], A[2, 0, 0], A[4, 0, 0], A[4, 1, 0] = attend_to(3), attend_to(3), attend_to(5), attend_to(5)
+    table = anchor_movement.head_floating(build_trace(canvas(A, 30))).set_index(["layer", "head"])
+    assert table.loc[(0, 0), ["within", "changes"]].tolist() == pytest.approx([1 / 3, 1])
+    assert table.loc[(1, 0), ["within", "changes"]].isna().all()
 
 
 def test_layers_that_share_an_anchor_and_layers_that_do_not():
@@ -504,6 +499,11 @@ def test_layers_that_share_an_anchor_and_layers_that_do_not():
     A[1, 1] = attend_to(9)
     over = anchor_movement.layer_drift(TraceView(build_trace(canvas(A, 30))))
     assert over["jaccard_next"].tolist() == [1, 0, *[1] * (STEPS - 2)]
+    assert over["changes"].tolist() == [0, 1, *[0] * (STEPS - 2)]
+    assert over["displacement"].tolist() == [0, 5, *[0] * (STEPS - 2)]
+    assert (over["pairs"] == 1).all()
+    moved = 0.5 - 0.5 / 39
+    assert over["moved"].tolist() == pytest.approx([0, moved, *[0] * (STEPS - 2)], rel=1e-5, abs=1e-6)
 
 
 def test_the_table_says_whether_the_first_key_is_a_bos():

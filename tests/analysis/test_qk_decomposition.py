@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import pandas as pd
 import pytest
 from dense_decodings import Decoding, attend, build_trace, canvas, causal, full
 
@@ -132,14 +135,14 @@ def test_advantage_and_attribution_equal_the_dense_values(seed, mask):
     assert anchor_count
 
 
-def one_anchor(direction: float, length: float) -> DenseHeads:
-    """Equal queries; all keys have one direction and length except key 5, which has another direction or length."""
+def one_anchor(direction: float, length: float, others: float = 0.2) -> DenseHeads:
+    """Equal queries; key 5 has the cosine `direction` and a length, all other keys the cosine `others` and length 1."""
     n, dim = 40, 4
     q = np.zeros((1, 1, 1, n, dim))
     q[..., 0] = 4.0
     k = np.zeros_like(q)
-    k[..., 0], k[..., 1] = 0.2, np.sqrt(1 - 0.04)
-    if direction != 0.2:
+    k[..., 0], k[..., 1] = others, np.sqrt(1 - others**2)
+    if direction != others:
         k[..., 5, 0], k[..., 5, 1] = direction, np.sqrt(1 - direction**2)
     k[..., 5, :] *= length
     return DenseHeads(q, k, full(n), np.ones(k.shape[:-1]), np.ones(k.shape[:-1]))
@@ -163,6 +166,46 @@ def test_an_anchor_due_to_its_norm():
     np.testing.assert_allclose(table["cos"], 0, atol=1e-6)
     assert table["norm"].iloc[0] > 0
     np.testing.assert_allclose([shares["angle"], shares["norm"]], [0, 1], atol=1e-6)
+
+
+def test_shares_above_1_are_the_example_of_the_docs():
+    table = qk(TraceView(build_trace(one_anchor(direction=0.5, length=2.0, others=-0.5).decoding)))
+    head, shares = table.iloc[0], attribute_advantage(table).iloc[0]
+    np.testing.assert_allclose(head[["qk", "angle_lost", "norm_lost"]].to_list(), [1.5, 2.0, 0.5], rtol=1e-5)
+    np.testing.assert_allclose([shares["angle"], shares["norm"]], [4 / 3, 1 / 3], rtol=1e-5)
+    interaction = (2.0 - 1.0) * (0.5 - -0.5)  # of length and cosine
+    np.testing.assert_allclose(shares["angle"] + shares["norm"], 1 + interaction / 1.5, rtol=1e-5)
+    docs = (Path(__file__).parents[2] / "docs" / "analysis.md").read_text()
+    for number in (shares["angle"], shares["norm"], interaction / 1.5):
+        assert f"share of {number:.2f}" in docs
+        assert f"share of {number:.2f}" in attribution.__doc__
+
+
+def test_a_share_is_negative_if_the_change_raises_the_score():
+    table = qk(TraceView(build_trace(one_anchor(direction=1.0, length=0.8).decoding)))
+    shares = attribute_advantage(table).iloc[0]
+    assert table["anchors"].tolist() == [1]
+    np.testing.assert_allclose([shares["angle"], shares["norm"]], [0.64 / 0.6, -0.2 / 0.6], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("advantages", "share"),
+    [
+        ([2.0, -1.0], 0.5),
+        ([2.0, np.nan], 0.25),  # a head without anchors does not count
+        ([1.0, -0.8], 2.5),  # 0.2 of 1.8 is more than a tenth
+        ([1.0, -0.9], np.nan),  # 0.1 of 1.9 is less: the heads cancel each other
+        ([1.0, -1.0], np.nan),
+        ([1.0, -2.0], np.nan),
+        ([np.nan, np.nan], np.nan),
+    ],
+)
+def test_shares_of_almost_no_advantage_are_nan(advantages, share):
+    losses = np.where(np.isnan(advantages), np.nan, 0.5 / max(1, np.isfinite(advantages).sum()))
+    table = pd.DataFrame({"sample": "s", "layer": 0, "depth": 0.0, "qk": advantages, "angle_lost": losses})
+    shares = attribute_advantage(table.assign(norm_lost=0.0)).iloc[0]
+    assert shares["angle"] == pytest.approx(share, nan_ok=True)
+    assert shares["norm"] == pytest.approx(0 * share, nan_ok=True)
 
 
 def test_a_head_without_anchors_has_no_advantage():

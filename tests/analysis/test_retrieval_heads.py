@@ -8,7 +8,21 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from dense_decodings import BOS, WORDS, Decoding, attend, build_trace, canvas, causal, growing
+import slow_reference as slow
+from dense_decodings import (
+    BOS,
+    END,
+    WITH_END,
+    WORDS,
+    Decoding,
+    attend,
+    build_trace,
+    canvas,
+    causal,
+    end_answer,
+    growing,
+    shift_rows,
+)
 
 from floatscope.analysis import TraceView
 from floatscope.analysis.retrieval_heads import THRESHOLD, head_correlation, head_map, layer_profile, retrieval
@@ -167,13 +181,14 @@ def random_decoding(seed: int, kind: str) -> Decoding:
     attention = attend(rng.normal(evidence_bias, 1.5, (steps, layers, heads, n, n)))
     decoding = canvas(attention, prompt, when=rng.integers(0, steps, new).tolist(), tokens=text[:n], regions=regions)
     if kind == "shifted":
-        return replace(decoding, commits=[(t, p, p - 1, token) for t, p, _, token in decoding.commits])
+        return shift_rows(decoding)
     return decoding
 
 
-def slow_scores(decoding: Decoding, layer: int, head: int) -> dict[str, float]:
+def slow_scores(decoding: Decoding, layer: int, head: int, which: str = "answer") -> dict[str, float]:
     evidence, copied, events, mass = set(decoding.regions["evidence"]), set(), 0, 0.0
-    for t, _, row, token in decoding.commits:
+    indices = slow.count_commits(decoding, which, [END])
+    for t, _, row, token in (decoding.commits[i] for i in indices):
         looks = decoding.attention[t][layer, head, row]
         key = max(range(len(looks)), key=lambda j: looks[j])
         mass += sum(looks[j] for j in evidence)
@@ -186,10 +201,8 @@ def slow_scores(decoding: Decoding, layer: int, head: int) -> dict[str, float]:
         "wu_set": len(copied & needle) / len(needle),
         "wu_count": events / len(evidence),
         "active": float(events > 0),
-        "mass": mass / len(decoding.commits),
-        "base": float(
-            np.mean([len(evidence) / decoding.visible[t][layer][row].sum() for t, _, row, _ in decoding.commits])
-        ),
+        "mass": mass / len(indices),
+        "base": slow.uniform_predicting_mass(decoding, layer, sorted(evidence), indices),
     }
 
 
@@ -211,17 +224,34 @@ def test_the_random_decodings_cover_the_cases():
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(6))
-def test_retrieval_equals_the_slow_reference(seed, kind):
-    decoding = random_decoding(seed, kind)
-    table = retrieval(TraceView(build_trace(decoding, "random", **RIGHT)))
+@pytest.mark.parametrize("commits", ["answer", "all"])
+def test_retrieval_equals_the_slow_reference(seed, kind, commits):
+    """The answer lacks the last one or two tokens; an end-of-text token in the evidence can be copied too."""
+    decoding = end_answer(random_decoding(seed, kind), -1 - seed % 2)
+    key = decoding.regions["evidence"][0]
+    for tokens in decoding.tokens:
+        tokens[key] = END
+    table = retrieval(build_trace(decoding, "random", special=WITH_END, **RIGHT), commits=commits)
     rows = [(layer, head) for layer in range(decoding.layers) for head in range(decoding.heads)]
     assert table[["layer", "head"]].to_numpy().tolist() == [list(row) for row in rows]
-    expected = pd.DataFrame([slow_scores(decoding, *row) for row in rows])
+    expected = pd.DataFrame([slow_scores(decoding, *row, commits) for row in rows])
     for name in SCORES:
         assert table[name].tolist() == pytest.approx(expected[name].tolist(), rel=1e-12), name
     np.testing.assert_allclose(table["base"], expected["base"], rtol=1e-6)
     np.testing.assert_allclose(table["mass"], expected["mass"], rtol=2e-3)
     np.testing.assert_allclose(table["ratio"], expected["mass"] / expected["base"], rtol=2e-3)
+
+
+def test_copies_after_the_answer_do_not_count():
+    """The head copies all four tokens; the last two are end-of-text tokens, and the evidence has one."""
+    text = TEXT.copy()
+    text[[6, 14, 15]] = END
+    heads = [{12: 4, 13: 5, 14: 6, 15: 6}]
+    decoding = replace(decode_masked(heads), tokens=[np.where(np.arange(16) < 12, text, A)] * 2)
+    decoding = replace(decoding, commits=[(t, p, row, int(text[p])) for t, p, row, _ in decoding.commits])
+    trace = build_trace(decoding, special=WITH_END, **RIGHT)
+    assert retrieval(trace)[SCORES].to_numpy().tolist() == [[2, 2 / 3, 2 / 3, 1]]
+    assert retrieval(trace, commits="all")[SCORES].to_numpy().tolist() == [[4, 1, 4 / 3, 1]]
 
 
 # Tables of a run
@@ -303,7 +333,7 @@ def test_a_trace_without_evidence_is_refused(regions):
 
 
 def test_a_trace_without_commits_is_refused():
-    with pytest.raises(UserError, match="'hand' has no commits, so no head copied anything"):
+    with pytest.raises(UserError, match="'hand' has no commits; trace a decoding, step by step"):
         retrieval(TraceView(build_trace(replace(decode_masked([{}]), commits=()))))
 
 

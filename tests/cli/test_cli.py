@@ -215,3 +215,10 @@ def test_json_of_doctor_has_no_nan(monkeypatch):
     record = json.loads(invoke("doctor", "--json").stdout, parse_constant=pytest.fail)
     assert record["models"][0]["error"] is None
     assert record["models"][0]["ok"] is False
+
+
+def test_a_closed_pipe_ends_a_command_like_any_other_tool():
+    command = f"{sys.executable} -m floatscope data twin:reading-5 | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout == "141\n"
+    assert done.stderr == ""

@@ -30,24 +30,27 @@ def run(*words, code=0):
 
 def test_sinks_prints_a_table_and_a_finding_for_each_model(data, tmp_path):
     words = ["sinks", "twin:mdm", "twin:arm", "--data", data, "--limit", 2, "--new-tokens", 4, "--out", tmp_path / "s"]
-    words += ["--set", "counts=2", "--set", "draws=1"]
+    words += ["--set", "counts=2", "--set", "draws=1", "--set", "types=structural"]
     output = run(*words)
     for model in ("twin:mdm", "twin:arm"):
         assert f"costs {model}" in output
     assert "middle-2" in output
+    assert "equal mass" in output
+    assert "equal count" in output
     assert (tmp_path / "s" / "report.html").stat().st_size > 1000
     folder = tmp_path / "s" / "twin-mdm"
     assert {path.name for path in folder.iterdir() if path.is_dir()} == {
-        "baseline", "anchors-2", "anchors-2-random-0", "middle-2"
+        "baseline", "anchors-2", "anchors-2-mass-0", "anchors-2-random-0", "middle-2",
+        "anchors-2-structural", "anchors-2-structural-mass-0",
     }  # fmt: skip
     table = pd.read_csv(tmp_path / "s" / "effects.csv").set_index(["model", "condition"])
-    own, control = (open_evaluation(folder / name).table["acc"] for name in ("anchors-2", "anchors-2-random-0"))
+    own, control = (open_evaluation(folder / name).table["acc"] for name in ("anchors-2", "anchors-2-mass-0"))
     assert table.loc[("twin:mdm", "anchors-2"), "acc_effect"] == pytest.approx(own.mean() - control.mean())
     before = (folder / "anchors-2" / "predictions.jsonl").read_bytes()
     record = json.loads(run(*words, "--json"))  # resumes, and changes nothing
     assert (folder / "anchors-2" / "predictions.jsonl").read_bytes() == before
-    assert len(record["findings"]) == 2
-    assert len(record["effects"]) == 8
+    assert len(record["findings"]) == 4  # by number and by type
+    assert len(record["effects"]) == 14
 
 
 def test_heads_traces_some_samples_and_zeroes_heads_on_the_others(data, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from typer.testing import CliRunner
 
 import floatscope as fs
 from floatscope.cli.main import app
-from floatscope.pipelines.trace import TraceJob
+from floatscope.pipelines.trace import TracePart
 from floatscope.traces import find_controls, open_run
 
 LINES = [
@@ -55,7 +56,7 @@ def test_it_prints_the_forecast_the_progress_and_the_runs(invoke, tmp_path):
     message = plain(result.stdout)
     assert "model Model(llada: masked diffusion, 2 layers" in message
     assert "KiB for 9 samples in 3 runs" in message
-    assert "9/9 in 0:00:0" in message
+    assert re.search(r"tracing 9 of 9, run/untrained-1: acc 0.0 %, in 0:00:\d\d", message)
     assert f"run {tmp_path / 'run'}: 3 samples, " in message
     assert f"control {tmp_path / 'run/untrained-1'}: 3 samples, " in message
     assert message.count("acc 0.000") == 3
@@ -86,7 +87,7 @@ def test_the_same_command_resumes(invoke, tmp_path):
     (tmp_path / "run/samples/2.safetensors").unlink()
     result = invoke()
     assert "resuming 2 of 3 samples are already finished" in plain(result.stdout)
-    assert "3/3" in result.stdout
+    assert "tracing    3 of 3, run: " in result.stdout
     result = invoke("--seed", "1")
     assert result.exit_code == 2
     assert "cannot be resumed with other settings: seed: 0 in the folder, 1 now" in result.stderr
@@ -124,14 +125,14 @@ def test_influence_is_stored_on_request(invoke, tmp_path):
 
 
 def test_an_interrupt_reports_what_is_finished(invoke, monkeypatch):
-    original = TraceJob.__iter__
+    original = TracePart.work
 
     def interrupted(self):
         yield next(original(self))
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(TraceJob, "__iter__", interrupted)
+        patched.setattr(TracePart, "work", interrupted)
         result = invoke("--batch-size", "1")
     assert result.exit_code == 130
     assert result.stderr == ("floatscope: interrupted; 1 of 3 samples are finished; run the same command to resume\n")

@@ -50,3 +50,11 @@ def test_a_killed_process_releases_its_lock(tmp_path):
 def test_a_folder_that_does_not_exist_is_an_os_error(tmp_path):
     with pytest.raises(FileNotFoundError):
         acquire_lock(tmp_path / "nowhere" / "lock")
+
+
+def test_a_lock_that_is_a_symbolic_link_is_not_followed(tmp_path):
+    (tmp_path / "precious").write_text("keep me")
+    (tmp_path / "lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(OSError, match="symbolic link"):
+        acquire_lock(tmp_path / "lock")
+    assert (tmp_path / "precious").read_text() == "keep me"

@@ -57,9 +57,10 @@ class Rule:
     heads: tuple[int, ...] | None = None
     rows: PickKeys | None = None  # the positions whose rows it changes; None: all
 
-    def is_active(self, step: int, layer: int, head: int) -> bool:
+    def is_active(self, step: int, layer: int, head: int | None) -> bool:
+        """`head` None: any head."""
         limits = ((self.steps, step), (self.layers, layer), (self.heads, head))
-        return all(allowed is None or index in allowed for allowed, index in limits)
+        return all(allowed is None or index is None or index in allowed for allowed, index in limits)
 
 
 def anchors(k: int, of: str = "before", layer: int | None = None) -> PickKeys:
@@ -113,6 +114,13 @@ class Reference:
     matrices: list[list[torch.Tensor]] = field(default_factory=list)  # [step][layer]
     sums: dict = field(default_factory=dict)
     frozen: dict = field(default_factory=dict)
+    moved: dict = field(default_factory=dict)  # [sample]: the attention that the rules move, in the plain attention
+    movable: dict = field(default_factory=dict)  # [sample]: the rows and heads of the calls in which a rule is active
+
+    def doses(self) -> list[float]:
+        if any(rule.action in ("add", "sink", "scale key", "freeze", "replace") for rule in self.rules):
+            return [float("nan")] * len(self.canvas.tokens)
+        return [self.moved[b] / max(1, self.movable[b]) for b in range(len(self.canvas.tokens))]
 
     def decode(self, out: fs.Decoding, target_ids: torch.Tensor | None = None) -> list[Step]:
         """Repeat a decoding with this attention."""
@@ -183,6 +191,7 @@ class Reference:
             for h in range(H):
                 plain = attention(q[b, h], k[b, h], scaling, visible)
                 self.rank(plain, visible, counted, b, layer, h)
+                self.add_dose(plain, visible, counted, row_positions, b, layer, h)
                 A[b, h], output[b, h] = self.attend_edited(q, k, v, scaling, visible, row_positions, b, layer, h, step)
         self.matrices[-1].append(A)
         return output.transpose(1, 2).to(query.dtype).contiguous(), None
@@ -203,6 +212,33 @@ class Reference:
             lift = {j: float(got[j] / uniform[j]) for j in ranked}
             self.lifts[at] = lift
             self.orders[-1][at] = sorted(ranked, key=lambda j: -lift[j])
+
+    def add_dose(self, plain, visible, counted, row_positions, b, layer, h) -> None:
+        """Row by row, key by key: what each rule takes away from a key."""
+        moved, movable = 0.0, 0
+        if self.canvas.active is None or bool(self.canvas.active[b]):
+            rules = [rule for rule in self.rules if rule.is_active(self.canvas.step, layer, None)]
+            movable = len(counted) if rules else 0
+            for rule in rules:
+                if rule.heads is not None and h not in rule.heads:
+                    continue
+                sources = [] if rule.keys is None else rule.keys(self, b, layer, h)
+                targets = [None] * len(sources) if rule.to is None else rule.to(self, b, layer, h)
+                allowed = None if rule.rows is None else rule.rows(self, b, layer, h)
+                for i in counted:
+                    own = int(row_positions[i])
+                    if allowed is not None and own not in allowed:
+                        continue
+                    moved += rule.action == "silence"
+                    for j, target in zip(sources, targets, strict=False):
+                        stays = (
+                            (rule.action == "hide" and j == own)
+                            or (rule.action == "move" and (j == target or not visible[i, target]))
+                        )  # fmt: skip
+                        share = abs(1 - rule.amount) if rule.action == "scale value" else 1.0
+                        moved += 0.0 if stays else share * float(plain[i, j])
+        self.moved[b] = self.moved.get(b, 0.0) + moved
+        self.movable[b] = self.movable.get(b, 0) + movable
 
     def attend_edited(self, q, k, v, scaling, visible, row_positions, b, layer, h, step):
         q, k, v = q[b, h], k[b, h].clone(), v[b, h].clone()
@@ -283,4 +319,6 @@ def compare(kind: str, edits, rules: list[Rule], token: int = 0, seed: int = 0, 
         assert got.commits.position.tolist() == want.commits.position.tolist()
         assert torch.equal(got.after.tokens, want.after.tokens)
         torch.testing.assert_close(got.commits.confidence, want.commits.confidence, atol=1e-4, rtol=1e-3)
+    doses = torch.tensor(out.doses), torch.tensor(reference.doses())
+    torch.testing.assert_close(*doses, atol=1e-5, rtol=1e-4, equal_nan=True)
     return reference

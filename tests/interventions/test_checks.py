@@ -23,7 +23,7 @@ def expect_error(sentence: str):
 
 UNREADABLE = {
     "mask_anchor(k=5)": "unknown edit 'mask_anchor' (did you mean 'mask_anchors'?); allowed: mask_anchors, pin",
-    "mask_anchors(kk=1)": "unknown argument of edit 'mask_anchors' 'kk' (did you mean 'k'?); allowed: k, of, steps",
+    "mask_anchors(kk=1)": "unknown argument of edit 'mask_anchors' 'kk' (did you mean 'k'?); allowed: k, of, only",
     "mask_anchors(of='bfore')": "unknown step of anchors 'bfore' (did you mean 'before'?)",
     "mask_anchors(5)": "cannot read 'mask_anchors(5)'",
     "mask_anchors(k=0)": "k must be a number of keys, 1 or more, got 0",
@@ -43,6 +43,7 @@ UNREADABLE = {
     "evict(by='mask')": "unknown score to evict by 'mask' (did you mean 'masked'?)",
     "evict(by=['masked'])": "edit 'evict' takes a text for by, got ['masked']",
     "virtual_sink(score='x')": "edit 'virtual_sink' takes a number for score, got 'x'",
+    "pin(only='structure')": "unknown type of anchors 'structure' (did you mean 'structural'?)",
     "drop_bos(x=1)": "unknown argument of edit 'drop_bos' 'x'",
     "knock_out(queries=5)": "edit 'knock_out' takes a text for queries, got 5",
     "replace_token(token=[1])": "edit 'replace_token' takes a text for token, got [1]",
@@ -155,11 +156,14 @@ def test_edits_cannot_be_combined_with_guidance_or_influence():
 
 
 def test_impossible_controls_are_refused():
-    with expect_error("unknown control 'randm' (did you mean 'random'?); allowed: random, middle"):
+    with expect_error("unknown control 'randm' (did you mean 'random'?); allowed: mass, random, middle"):
         build_control(parse_edits("mask_anchors(k=1)"), "randm")
     for recipe in ("freeze()", "virtual_sink()", "drop_bos()"):
         with expect_error(f"{recipe} has no matched control"):
             build_control(parse_edits(recipe), "random", 0, 4)
+    for recipe in ("zero_heads(pairs=[(0, 1)])", "replace_token()", "freeze()"):
+        with expect_error("has no control of equal mass"):
+            build_control(parse_edits(recipe), "mass", 0, 4)
     for recipe in ("zero_heads(pairs=[(0, 1)])", "knock_out(keys='gold')", "evict()", "freeze()"):
         with expect_error("control 'middle' replaces anchors"):
             build_control(parse_edits(recipe), "middle", 0, 4)
@@ -171,10 +175,15 @@ def test_impossible_controls_are_refused():
 
 def test_conditions_are_the_edit_and_its_controls():
     conditions = build_conditions("mask_anchors(k=2)", draws=2, series="line")
-    assert [(condition.name, condition.control_of, condition.series) for condition in conditions] == [
-        ("edited", "", "line"), ("edited-random-0", "edited", "line"), ("edited-random-1", "edited", "line"),
+    assert [(each.name, each.control_of, each.control, each.series) for each in conditions] == [
+        ("edited", "", "", "line"),
+        ("edited-mass-0", "edited", "mass", "line"), ("edited-mass-1", "edited", "mass", "line"),
+        ("edited-random-0", "edited", "random", "line"), ("edited-random-1", "edited", "random", "line"),
     ]  # fmt: skip
-    assert conditions[1].edits != conditions[2].edits
+    assert len({condition.edits for condition in conditions}) == 5
+    # Heads and tokens hold no attention of their own to match.
+    for recipe in ("zero_heads(pairs=[(0, 1)])", "replace_token()"):
+        assert [each.name for each in build_conditions(recipe, draws=1, heads=4)] == ["edited", "edited-random-0"]
     assert [condition.name for condition in build_conditions("mask_anchors(k=2)", control="middle")] == [
         "edited",
         "edited-middle-0",

@@ -227,4 +227,6 @@ def test_a_replacement_by_the_mask_token_is_not_filled():
 
 
 def test_recipes_become_edits():
-    assert parse_edits(["pin(k=2)", Edit("drop")])[0].to == Keys("anchors", 2, "first")
+    (pinned, _) = parse_edits(["pin(k=2)", Edit("drop")])
+    assert pinned.keys == Keys("anchors", 2, "now", only="all but evidence")
+    assert pinned.to == Keys("anchors", 2, "first", only="all but evidence")

@@ -281,8 +281,14 @@ def test_a_control_hides_as_many_keys_in_the_same_layers_and_steps():
 def test_the_middle_control_uses_keys_of_middle_rank():
     (edit,) = build_control(parse_edits("mask_anchors(k=2)"), "middle")
     compare("arm", edit, [Rule("hide", middle(2))])
-    (moved,) = build_control(parse_edits("pin(k=1)"), "middle")
-    compare("unshifted", moved, [Rule("move", middle(1, "now"), anchors(1, "first"))])
+    # At step 0 the anchors are their own targets: the edit moves nothing, and neither does the control.
+    (moved,) = build_control(parse_edits("pin(k=1, layers=[0])"), "middle")
+
+    def middle_if_moved(r, b, layer, h):
+        is_moved = r.order("now", b, layer, h)[:1] != r.order("first", b, layer, h)[:1]
+        return middle(1, "now")(r, b, layer, h) if is_moved else []
+
+    compare("unshifted", moved, [Rule("move", middle_if_moved, anchors(1, "first"), layers=(0,))])
 
 
 def test_the_control_of_a_region_has_as_many_keys():

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tiny_checkpoints import TINY, TINY_ARCHITECTURES, read_weights, write_tiny
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -51,6 +52,20 @@ def test_llada_files_have_the_format_of_llada(tmp_path):
     assert index["weight_map"]["model.transformer.wte.weight"] == "model-00001-of-00002.safetensors"
     assert len(index["weight_map"]) == 3 + 9 * TINY["layers"]
     assert "mask_token" not in json.loads((folder / "tokenizer_config.json").read_text())
+
+
+def test_shards_are_as_many_and_as_equal_as_the_sizes_allow(tmp_path):
+    torch.manual_seed(0)
+    module = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=6, n_head=4, n_positions=64))
+    size = sum(t.nbytes for k, t in module.state_dict().items() if k != "lm_head.weight")
+    for shards in (2, 3, 4):
+        folder = fs.write_checkpoint(tmp_path / str(shards), module, shards=shards)
+        index = json.loads((folder / "model.safetensors.index.json").read_text())
+        files = [folder / f"model-{i + 1:05}-of-{shards:05}.safetensors" for i in range(shards)]
+        assert {folder / name for name in index["weight_map"].values()} == set(files) == set(folder.glob("*.safet*s"))
+        assert index["metadata"] == {"total_size": size}
+        assert max(file.stat().st_size for file in files) < 1.3 * size / shards
+        assert all(index["weight_map"][name] == file.name for file in files for name in load_file(file))
 
 
 def test_weights_depend_on_the_seed_and_the_global_state_is_unchanged(tmp_path):

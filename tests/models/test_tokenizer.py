@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
 from hypothesis import example, given
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 from tiny_checkpoints import TINY_ARCHITECTURES, edit_json, write_tiny
 
 import floatscope as fs
-from floatscope.models import chat_template
 from floatscope.models.tokenizer import ModelTokenizer
 from floatscope.models.tokenizer_files import open_tokenizer
 
@@ -162,29 +160,17 @@ def open_with_template(folder, template):
         ("{% include '/etc/passwd' %}", "loader"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
         ("{% for a in 'x' %}" * 25 + "{% endfor %}" * 25, "too many statically nested blocks"),
-        ("{{ (10**7)**(10**7) }}", "the power operator"),
         ("{{ 'a' * 5000000 }}", "it wrote 5,000,000 characters; at most 4,000,000 are allowed"),
         ("{{ raise_exception('no \x1b[31m thanks\u202e') }}", r"no \\x1b\[31m thanks\\u202e"),
     ],
 )
-def test_a_template_that_fails_gives_one_sentence(tmp_path, monkeypatch, template, message):
-    monkeypatch.setattr(chat_template, "MAX_SECONDS", 60.0)  # a busy machine is slow, and no template here is endless
+def test_a_template_that_fails_gives_one_sentence(tmp_path, template, message):
     tokenizer = open_with_template(write_tiny(tmp_path / "m"), template)
     with pytest.raises(
         fs.UserError, match=rf"the chat template of .*m failed \(.*{message}.*\); encode with chat=False"
     ):
         tokenizer.encode("hi", chat=True)
     assert tokenizer.encode("hi")
-
-
-def test_an_endless_template_is_stopped(tmp_path, monkeypatch):
-    monkeypatch.setattr(chat_template, "MAX_SECONDS", 0.3)
-    loop = "{% for i in range(99999) %}"
-    tokenizer = open_with_template(write_tiny(tmp_path / "m"), loop * 4 + "{% endfor %}" * 4)
-    before = time.monotonic()
-    with pytest.raises(fs.UserError, match="did not end within 0 s; encode with chat=False"):
-        tokenizer.encode("hi", chat=True)
-    assert time.monotonic() - before < 5
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
@@ -323,13 +309,6 @@ def test_a_template_that_is_not_utf8_is_named(tmp_path):
     (folder / "chat_template.jinja").write_bytes(b"\xff\xfe")
     with pytest.raises(fs.UserError, match=r"chat_template\.jinja is damaged \(.*\); download it again"):
         fs.load(folder, device="cpu")
-
-
-def test_unpacked_arguments_are_not_powers(tmp_path):
-    tokenizer = open_with_template(
-        write_tiny(tmp_path / "m"), "{% set a = {'b': 1} %}{{ dict(**a)['b'] }} ** {{ '**' }}"
-    )
-    assert tokenizer.decode(tokenizer.encode("hi", chat=True)) == "1 ** **"
 
 
 def test_a_panic_of_the_tokenizer_gives_one_sentence():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,13 +17,15 @@ import pytest
 import floatscope as fs
 from floatscope.analysis.evaluations import PREDICTIONS_FILE, open_evaluation, read_predictions
 from floatscope.errors import UserError
-from floatscope.pipelines.evaluate import plan_evaluation
+from floatscope.pipelines.evaluate import plan_evaluation, plan_part
 from floatscope.pipelines.prompting import choose_passages
 from floatscope.pipelines.trace import plan_trace
 from floatscope.tasks.sample import Passage, Sample
 from floatscope.tasks.sample_files import read_shipped
 from floatscope.tasks.scores import acc, em, f1
 from floatscope.tasks.template import load_template
+from floatscope.traces.run_record import read_record, write_record
+from jobs import run_batches
 
 HOW = {"new_tokens": 6, "batch_size": 3}
 
@@ -38,7 +41,7 @@ def arm():
 
 
 def run_evaluation(model, out, samples=None, **settings):
-    return list(plan_evaluation(model, samples or read_shipped("reading-5")[:7], out, **{**HOW, **settings}))
+    return run_batches(plan_evaluation(model, samples or read_shipped("reading-5")[:7], out, **{**HOW, **settings}))
 
 
 @pytest.mark.parametrize("family", ["arm", "mdm"])
@@ -84,13 +87,13 @@ def test_without_passages_fresh_facts_are_not_answered(mdm, tmp_path):
 def test_shots_are_other_samples_with_their_answers(mdm, tmp_path):
     samples = read_shipped("reading-1")[:5]
     job = plan_evaluation(mdm, samples, tmp_path / "shots", shots=2, **HOW)
-    for item in job.items:
+    for item in job.parts[0].items:
         shown = [other for other in samples if other.question in item.prompt.text and other.id != item.sample.id]
         assert len(shown) == 2
         assert all(other.answers[0] in item.prompt.text for other in shown)
         assert item.prompt.text.endswith(load_template().prompt(item.sample).text.rpartition("Question:")[2])
     again = plan_evaluation(mdm, samples, tmp_path / "again", shots=2, **HOW)
-    assert [item.prompt for item in job.items] == [item.prompt for item in again.items]
+    assert [item.prompt for item in job.parts[0].items] == [item.prompt for item in again.parts[0].items]
     with pytest.raises(UserError, match="5 shots need 5 other samples"):
         plan_evaluation(mdm, samples, tmp_path / "many", shots=5, **HOW)
 
@@ -99,7 +102,7 @@ def test_a_long_prompt_loses_whole_passages_with_a_note(mdm, tmp_path):
     short = replace(mdm, spec=replace(mdm.spec, context=100))
     job = plan_evaluation(short, read_shipped("reading-5")[:4], tmp_path / "cut", **HOW)
     assert "lost passages or shots" in job.notes[0]
-    for item, sample in zip(job.items, read_shipped("reading-5"), strict=False):
+    for item, sample in zip(job.parts[0].items, read_shipped("reading-5"), strict=False):
         assert len(item.ids) + 6 <= 100
         assert sample.question in item.prompt.text
         assert 0 < len(item.sample.passages) < 5
@@ -129,8 +132,6 @@ def test_attention_is_that_of_the_predicting_rows(mdm, tmp_path):
     """Against the trace of the same decoding: rows up to the end of the answer, mean over layers and heads."""
     samples = read_shipped("reading-5")[:2]
     run_evaluation(mdm, tmp_path / "e", samples, attention=True, trace_samples=2, batch_size=2)
-    job = plan_evaluation(mdm, samples, tmp_path / "e", attention=True, trace_samples=2, **{**HOW, "batch_size": 2})
-    list(job.plan_traces())
     table = open_evaluation(tmp_path / "e").table.set_index("sample")
     for trace in fs.open_run(tmp_path / "e" / "traces"):
         start = len(trace.arrays["tokens_after"]) - 6
@@ -157,9 +158,9 @@ def test_extra_masks_stay_masked_and_filler_follows_the_answer(mdm, tmp_path):
 
 @pytest.mark.parametrize("extra", [1, 6, 8])
 def test_the_number_of_extra_masks_is_exact(extra, mdm, tmp_path):
-    job = plan_evaluation(mdm, read_shipped("reading-1")[:2], tmp_path / "e", extra_masks=extra, **HOW)
-    decoding = job._decode(job.items)
-    longest = max(len(item.ids) for item in job.items)
+    part = plan_part(mdm, read_shipped("reading-1")[:2], tmp_path / "e", extra_masks=extra, **HOW)
+    decoding = part._decode(part.items)
+    longest = max(len(item.ids) for item in part.items)
     for step in decoding:
         assert step.after.tokens.shape[1] == longest + 6 + extra
         assert (step.after.masked[:, -extra:]).all()
@@ -183,15 +184,15 @@ def test_abstaining_is_correct_where_there_is_no_answer(mdm, tmp_path):
 KILLED = """
 import sys, time
 import floatscope as fs
-from floatscope.pipelines import evaluate
+from floatscope.pipelines import evaluate, evaluation_part
 from floatscope.tasks.sample_files import read_shipped
-append = evaluate._append
+append = evaluation_part._append
 def slow(file, lines):
     append(file, lines)
     with file.open("ab") as half: half.write(b'{"id": "half')  # what a kill in the middle of a write leaves
     print("written", flush=True)
     time.sleep(60)
-evaluate._append = slow
+evaluation_part._append = slow
 samples = read_shipped("reading-5")[:7]
 evaluate.evaluate(fs.load("twin:mdm", device="cpu"), samples, sys.argv[1], new_tokens=6, batch_size=3)
 """
@@ -236,6 +237,36 @@ def test_a_damaged_file_is_named(mdm, tmp_path):
     file.write_bytes(b"no json\n" + file.read_bytes())
     with pytest.raises(UserError, match=r"predictions\.jsonl is damaged"):
         open_evaluation(tmp_path / "e")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda lines: [*lines, lines[0]], "line 8 is a second one of"),
+        (lambda lines: [lines[0].replace(b'"acc"', b'"axx"'), *lines[1:]], "line 1: its contents do not match"),
+        (lambda lines: [lines[0].replace(b'"id": "', b'"id": "x'), *lines[1:]], "line 1: its contents do not match"),
+        (lambda lines: [b"[]", *lines[1:]], "line 1: Expected 'object', got 'array'"),
+        (lambda lines: lines[:-1], "has 6 of 7 answers, although all were written"),
+    ],
+)
+def test_changed_predictions_are_refused(mdm, tmp_path, damage, message):
+    run_evaluation(mdm, tmp_path / "e")
+    file: Path = tmp_path / "e" / PREDICTIONS_FILE
+    file.write_bytes(b"".join(line + b"\n" for line in damage(file.read_bytes().splitlines())))
+    with pytest.raises(UserError, match=message):
+        open_evaluation(tmp_path / "e")
+
+
+def test_predictions_of_another_run_are_refused(mdm, tmp_path):
+    run_evaluation(mdm, tmp_path / "e")
+    run_evaluation(mdm, tmp_path / "other", read_shipped("reading-5")[7:12])
+    shutil.copy(tmp_path / "other" / PREDICTIONS_FILE, tmp_path / "e" / PREDICTIONS_FILE)
+    write_record(tmp_path / "e", read_record(tmp_path / "e") | {"status": "unfinished"})
+    with pytest.raises(UserError, match="is not a sample of the run"):
+        open_evaluation(tmp_path / "e")
+    with pytest.raises(UserError, match="has other samples than the run, or another order; restore it"):
+        run_evaluation(mdm, tmp_path / "e")
+    assert (tmp_path / "e" / PREDICTIONS_FILE).read_bytes() == (tmp_path / "other" / PREDICTIONS_FILE).read_bytes()
 
 
 def test_a_line_records_passages_and_tokens(mdm, tmp_path):

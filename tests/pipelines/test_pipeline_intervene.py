@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import shutil
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -11,9 +14,10 @@ import pytest
 from typer.testing import CliRunner
 
 import floatscope as fs
-from floatscope.analysis.anchor_movement import floating_index, top_keys
+from floatscope.analysis.commit_order import kendall
 from floatscope.analysis.evaluations import PREDICTIONS_FILE, open_evaluation
 from floatscope.analysis.experiments import EXPERIMENT_FILE, MEASURES, effects, read_experiment
+from floatscope.analysis.floating import floating_index, top_keys
 from floatscope.analysis.trace_view import TraceView
 from floatscope.cli.main import app
 from floatscope.errors import UserError
@@ -26,12 +30,13 @@ from floatscope.reports.page import write_page
 from floatscope.tasks.sample import Sample
 from floatscope.tasks.sample_files import read_shipped
 from floatscope.tasks.template import load_template
+from jobs import read_notes, run_batches
 
 HOW = {"new_tokens": 4, "batch_size": 3}
 FEW = read_shipped("reading-1")[:4]
 MASKED = [
     Condition("baseline"),
-    *build_conditions("mask_anchors(k=2)", draws=2),
+    *build_conditions("mask_anchors(k=2)", draws=1),
     *build_conditions("spread(steps=[999])", None, name="never"),
 ]
 
@@ -55,32 +60,26 @@ def lines(path, condition):
 
 def test_a_resumed_experiment_has_the_bytes_of_an_unbroken_one(finished, tmp_path):
     model, unbroken = finished
-    for at, _ in enumerate(plan_intervention(model, FEW, tmp_path / "cut", MASKED, **HOW)):
-        if at == 2:
-            break  # between the batches of the second arm
+    begun = (event for event in plan_intervention(model, FEW, tmp_path / "cut", MASKED, **HOW))
+    for _ in range(1 + 3):  # started, both batches of the first condition, one of the second
+        next(begun)
+    begun.close()
     file = tmp_path / "cut" / "edited" / PREDICTIONS_FILE
     assert len(lines(tmp_path / "cut", "edited")) == 3
     file.write_bytes(file.read_bytes() + b'{"id": "reading')  # and killed while it wrote
     again = plan_intervention(model, FEW, tmp_path / "cut", MASKED, **HOW)
-    assert again.finished == 4 + 3
-    assert [condition.name for condition, _ in again] == [
+    assert again.done == 4 + 3
+    assert [batch.part for batch in run_batches(again)] == [
         "edited",
         *(condition.name for condition in MASKED[2:] for _ in range(2)),
     ]
-    assert again.finished == again.total == 4 * len(MASKED)
+    assert again.total == 4 * len(MASKED)
     for condition in MASKED:
         assert (tmp_path / "cut" / condition.name / PREDICTIONS_FILE).read_bytes() == (
             unbroken / condition.name / PREDICTIONS_FILE
         ).read_bytes()
     assert (tmp_path / "cut" / EXPERIMENT_FILE).read_bytes() == (unbroken / EXPERIMENT_FILE).read_bytes()
-    assert list(plan_intervention(model, FEW, unbroken, MASKED, **HOW)) == []
-
-
-def in_order(trace):
-    """Of all pairs of commits, those from left to right less those from right to left."""
-    when = sorted(zip(trace.arrays["commit_step"], trace.arrays["commit_position"], strict=True))
-    signs = [np.sign(later - earlier) for i, (_, earlier) in enumerate(when) for _, later in when[i + 1 :]]
-    return np.mean(signs) if signs else None
+    assert run_batches(plan_intervention(model, FEW, unbroken, MASKED, **HOW)) == []
 
 
 def test_measures_are_those_of_the_analyses(finished):
@@ -95,9 +94,13 @@ def test_measures_are_those_of_the_analyses(finished):
     )
     record = {line["id"]: line["measures"] for line in lines(path, "edited")}
     for sample, trace in zip(FEW, watched.traces, strict=True):
-        view = TraceView(trace)
-        assert record[sample.id]["order"] == pytest.approx(in_order(trace))
-        assert record[sample.id]["floating"] == pytest.approx(floating_index(top_keys(view))["within"].mean())
+        special = {"eos": model.spec.eos_id}
+        view = TraceView(replace(trace, meta={**trace.meta, "special": special}))
+        step, position = (trace.arrays[name][view.commits] for name in ("commit_step", "commit_position"))
+        table = floating_index(top_keys(view))
+        moved = table[table["group"] == "all"]["moved"].mean()
+        for name, expected in (("order", kendall(step, position)), ("moved", moved)):
+            assert record[sample.id][name] == (None if np.isnan(expected) else pytest.approx(expected))
         prompt, answer = load_template().prompt(sample).text, sample.answers[0]
         try:
             nll = fs.answer_nll(
@@ -112,8 +115,9 @@ def test_an_edit_that_acts_on_no_step_changes_nothing(finished):
     _, path = finished
     assert lines(path, "never") == lines(path, "baseline")
     row = effects([path]).set_index("condition").loc["never"]
+    assert row["dose"] == 0
     for value in MEASURES:
-        assert [row[f"{value}_change{end}"] for end in ("", "_low", "_high")] == [0, 0, 0]
+        assert row[f"{value}_change"] == pytest.approx(0, abs=0) or np.isnan(row[value])  # one token moves nothing
 
 
 def test_effects_are_what_the_lines_say(finished):
@@ -121,20 +125,73 @@ def test_effects_are_what_the_lines_say(finished):
     table = effects([path]).set_index("condition")
     assert list(table.index) == [condition.name for condition in MASKED]
     every = {condition.name: pd.json_normalize(lines(path, condition.name)).set_index("id") for condition in MASKED}
+    row = table.loc["edited"]
     for value in MEASURES:
         column = value if value in ("acc", "f1") else f"measures.{value}"
         own = {name: subset[column].astype(float) for name, subset in every.items()}
-        controls = pd.concat([own["edited-random-0"], own["edited-random-1"]], axis=1).mean(axis=1)
-        row = table.loc["edited"]
-        assert row[value] == pytest.approx(own["edited"].mean())
-        assert row[f"{value}_change"] == pytest.approx((own["edited"] - own["baseline"]).mean())
-        assert row[f"{value}_control"] == pytest.approx(controls.mean())
-        assert row[f"{value}_effect"] == pytest.approx((own["edited"] - controls).mean())
-        assert row[f"{value}_effect_low"] <= row[f"{value}_effect"] + 1e-12
-        assert row[f"{value}_effect"] <= row[f"{value}_effect_high"] + 1e-12
+        assert row[value] == pytest.approx(own["edited"].mean(), nan_ok=True)
+        assert row[f"{value}_change"] == pytest.approx((own["edited"] - own["baseline"]).mean(), nan_ok=True)
+        for suffix, control in (("", own["edited-mass-0"]), ("_count", own["edited-random-0"])):
+            assert row[f"{value}_control{suffix}"] == pytest.approx(control.mean(), nan_ok=True)
+            assert row[f"{value}_effect{suffix}"] == pytest.approx((own["edited"] - control).mean(), nan_ok=True)
+            mean, low, high = (row[f"{value}_effect{suffix}{end}"] for end in ("", "_low", "_high"))
+            assert math.isnan(low) or low - 1e-12 <= mean <= high + 1e-12
         assert math.isnan(table.loc["edited-random-0", f"{value}_effect"])
         assert math.isnan(table.loc["baseline", f"{value}_change"])
+    doses = {name: subset["measures.dose"].mean() for name, subset in every.items()}
+    assert table["dose"].to_dict() == pytest.approx(doses)
+    assert (doses["baseline"], doses["never"]) == (0, 0)
+    assert row["dose_control"] == pytest.approx(doses["edited-mass-0"])
+    assert row["dose_control_count"] == pytest.approx(doses["edited-random-0"])
+    assert doses["edited-random-0"] < 0.5 * doses["edited-mass-0"]
+    assert doses["edited-mass-0"] == pytest.approx(doses["edited"], rel=0.4)  # short prompts
     assert table["control_of"].tolist() == ["", "", "edited", "edited", ""]
+    assert table["control"].tolist() == ["", "mass", "mass", "random", ""]
+
+
+def test_folders_of_earlier_versions_open_without_doses(finished, tmp_path):
+    """Their lines have no dose, and their conditions do not say what a control matches."""
+    _, path = finished
+    old = tmp_path / "old"
+    shutil.copytree(path, old)
+    record = read_experiment(old)
+    conditions = [c for c in record["conditions"] if c["control"] != "mass"]
+    for condition in conditions:
+        del condition["control"]
+        file = old / condition["name"] / PREDICTIONS_FILE
+        kept = lines(old, condition["name"])
+        for line in kept:
+            del line["measures"]["dose"], line["digest"]
+        file.write_text("".join(json.dumps(line) + "\n" for line in kept))
+    (old / EXPERIMENT_FILE).write_text(json.dumps({**record, "conditions": conditions}))
+    table, now = (effects([folder]).set_index("condition") for folder in (old, path))
+    assert table["dose"].isna().all()
+    assert table.loc["edited", "control"] == "random"
+    for value in MEASURES:  # the only controls there were are those of equal count
+        effect = now.loc["edited", f"{value}_effect_count"]
+        assert table.loc["edited", f"{value}_effect"] == pytest.approx(effect, nan_ok=True)
+    write_page(build_intervention_report([old]), tmp_path / "page.html")
+    assert "as many random keys" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize("recipe", ["pin(k=5, steps=[0])", "mask_anchors(k=5, only='evidence')"])
+def test_the_effect_is_zero_where_nothing_is_edited(models, tmp_path, recipe):
+    """At step 0 anchors are pinned to themselves; without passages there is no evidence among the anchors."""
+    samples = [replace(sample, passages=()) for sample in FEW[:2]]
+    if "evidence" in recipe:  # one sample has evidence, so that the region exists; it is in another batch
+        samples.append(FEW[2])
+    conditions = [Condition("baseline"), *build_conditions(recipe, draws=1)]
+    list(plan_intervention(models["mdm"], samples, tmp_path / "z", conditions, new_tokens=4, batch_size=1))
+
+    def without_evidence(condition):
+        return [line for line in lines(tmp_path / "z", condition) if line["id"] != FEW[2].id]
+
+    for condition in conditions[1:]:
+        assert without_evidence(condition.name) == without_evidence("baseline")
+    row = effects([tmp_path / "z"]).set_index("condition").loc["edited"]
+    if "pin" in recipe:
+        for value in ("acc", "nll"):
+            assert [row[f"{value}_{part}"] for part in ("change", "effect", "effect_count")] == [0, 0, 0]
 
 
 def test_nll_only_equals_the_nll_of_a_full_experiment(finished, tmp_path):
@@ -143,7 +200,10 @@ def test_nll_only_equals_the_nll_of_a_full_experiment(finished, tmp_path):
     list(plan_intervention(model, FEW, tmp_path / "nll", conditions, nll_only=True, **HOW))
     for condition in conditions:
         only, unbroken = lines(tmp_path / "nll", condition.name), lines(path, condition.name)
-        assert only == [{"id": line["id"], "measures": {"nll": line["measures"]["nll"]}} for line in unbroken]
+        for line, same in zip(only, unbroken, strict=True):
+            assert line["id"] == same["id"]
+            assert line["measures"].keys() == {"nll", "dose"}
+            assert line["measures"]["nll"] == same["measures"]["nll"]
     record = effects([tmp_path / "nll"])
     assert "nll_change" in record
     assert "acc" not in record
@@ -184,12 +244,14 @@ def test_conditions_run_on_their_own_subset(models, tmp_path):
 def test_a_region_that_only_some_samples_have_can_be_knocked_out(models, tmp_path):
     samples = [FEW[0], Sample("bare", "What floats?", ("wood",))]
     conditions = [Condition("baseline"), *build_conditions("knock_out(keys='gold')", draws=1)]
-    with pytest.warns(UserWarning, match="selected no keys"):
-        list(
-            plan_intervention(
-                models["mdm"], samples, tmp_path / "k", conditions, nll_only=True, new_tokens=6, batch_size=1
-            )
-        )
+    settings = {"nll_only": True, "new_tokens": 6, "batch_size": 1}
+    notes = read_notes(plan_intervention(models["mdm"], samples, tmp_path / "k", conditions, **settings))
+    assert [re.sub(r"\d+ of \d+|[\d.]+ %", "n", note) for note in notes] == [
+        "knock_out(keys='gold') selected no keys in n steps",
+        "all other keys hold less attention than the edited keys in n of heads and steps: edited, mass control",
+        "edited, mass control selected no keys in n steps",
+        "edited, random control selected no keys in n steps",
+    ]
     records = (
         {line["id"]: line["measures"]["nll"] for line in lines(tmp_path / "k", condition.name)}
         for condition in conditions[:2]
@@ -234,7 +296,9 @@ def test_other_edits_are_another_experiment(finished):
 def test_lines_along_an_axis_are_drawn_with_their_controls(models, tmp_path):
     conditions = [Condition("baseline")]
     for k in (1, 3):
-        conditions += build_conditions(f"spread(k={k})", draws=1, name=f"spread-{k}", value=float(k), series="spread")
+        conditions += build_conditions(
+            f"spread(k={k})", "mass", draws=1, name=f"spread-{k}", value=float(k), series="spread"
+        )
     list(plan_intervention(models["arm"], FEW[:2], tmp_path / "x", conditions, nll_only=True, **HOW))
     (section,) = build_intervention_report([tmp_path / "x"]).sections
     chart = section.charts[0]
@@ -261,7 +325,7 @@ def test_the_command_shows_all_conditions(data_file):
     message = run_command(data_file, *words)
     assert message.exit_code == 0, message.output
     assert "edited-random-0" in message.output
-    assert "effect (− control)" in message.output
+    assert "relative to" in message.output
     table = pd.read_csv(data_file.parent / "out" / "effects.csv")
     assert table["condition"].tolist() == ["baseline", "edited", "edited-random-0"]
     page = (data_file.parent / "out" / "report.html").read_text()

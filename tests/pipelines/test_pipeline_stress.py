@@ -20,6 +20,7 @@ from floatscope.reports.stress_report import build_stress_report
 from floatscope.tasks.index import Index
 from floatscope.tasks.sample import Sample
 from floatscope.tasks.sample_files import read_shipped
+from jobs import run_batches
 
 
 @pytest.fixture(scope="module")
@@ -29,10 +30,11 @@ def arm():
 
 def test_the_gold_passage_moves_and_nothing_else(arm, tmp_path):
     job = plan_stress(arm, read_shipped("reading-5")[:4], tmp_path / "place", "position", new_tokens=6)
-    met = [point.name for point, _ in job]
+    met = [batch.part for batch in run_batches(job)]
     assert set(met) == {"gold-0", "gold-1", "gold-2", "gold-3", "gold-4", "closed-book", "oracle", "shuffled"}
-    assert job.finished == job.total == 4 * 8
-    assert list(plan_stress(arm, read_shipped("reading-5")[:4], tmp_path / "place", "position", new_tokens=6)) == []
+    assert job.total == 4 * 8
+    again = plan_stress(arm, read_shipped("reading-5")[:4], tmp_path / "place", "position", new_tokens=6)
+    assert run_batches(again) == []
     table = stress_curve([tmp_path / "place"]).set_index("name")
     for name in met:
         own = open_evaluation(tmp_path / "place" / name).table
@@ -51,13 +53,13 @@ def shortened(model, context):
 def test_a_sample_too_long_at_one_point_is_left_out_of_all(arm, tmp_path):
     samples = read_shipped("reading-5")[:6]
     unbroken = plan_stress(arm, samples, tmp_path / "whole", "position", new_tokens=6)
-    longest = {id: max(len(i.ids) for e in unbroken.evaluations for i in e.items if i.sample.id == id) for id in
+    longest = {id: max(len(i.ids) for e in unbroken.parts for i in e.items if i.sample.id == id) for id in
                (sample.id for sample in samples)}  # fmt: skip
     room = sorted(longest.values())[2]
     fit = {id for id, length in longest.items() if length <= room}
     assert 0 < len(fit) < 6
     job = plan_stress(shortened(arm, room + 6), samples, tmp_path / "few", "position", new_tokens=6)
-    for own, other in zip(job.evaluations, unbroken.evaluations, strict=True):
+    for own, other in zip(job.parts, unbroken.parts, strict=True):
         assert own.notes == []
         expected = [(i.sample.id, i.prompt.text) for i in other.items if i.sample.id in fit]
         assert [(i.sample.id, i.prompt.text) for i in own.items] == expected
@@ -75,8 +77,8 @@ def test_shots_of_the_remaining_samples_fit(arm, tmp_path):
     samples = read_shipped("reading-5")[:6]
     job = plan_stress(shortened(arm, 196), samples, tmp_path / "s", "shots", options={"counts": (0, 1)}, new_tokens=6)
     assert job.notes
-    names = {item.sample.id for evaluation in job.evaluations for item in evaluation.items}
-    for evaluation in job.evaluations:
+    names = {item.sample.id for evaluation in job.parts for item in evaluation.items}
+    for evaluation in job.parts:
         assert evaluation.notes == []
         assert {item.sample.id for item in evaluation.items} == names
 

@@ -24,6 +24,7 @@ from floatscope.tasks.sample import Passage, Sample
 from floatscope.tasks.sample_files import read_shipped
 from floatscope.tasks.template import load_template
 from floatscope.traces import find_controls, open_run
+from jobs import interrupt_after, read_notes, run_batches
 
 MIRA = Passage("Mira", "Mira lives in Velmora.", True, ((14, 21),))
 JON = Passage("Jon", "Jon keeps a cöw.")
@@ -50,7 +51,7 @@ def twins():
 
 
 def trace(model, out, samples=SAMPLES, **settings):
-    return list(plan_trace(model, samples, out, **{**SHORT, **settings}))
+    return run_batches(plan_trace(model, samples, out, **{**SHORT, **settings}))
 
 
 def files(run: Path) -> dict[str, bytes]:
@@ -169,8 +170,7 @@ def test_the_trace_is_that_of_decode(models, tmp_path):
 def test_two_models_on_the_same_samples_are_comparable(twins, tmp_path):
     samples = read_shipped("reading-1")[:3]
     for name, twin in twins.items():
-        record = trace(twin, tmp_path / name, samples, new_tokens=6, steps=6)
-        assert [t.done for t in record] == [1, 2, 3]
+        trace(twin, tmp_path / name, samples, new_tokens=6, steps=6)
     runs = [open_run(tmp_path / name) for name in twins]
     assert len({run.settings["samples_sha256"] for run in runs}) == 1
     assert len({run.samples for run in runs}) == 1
@@ -218,13 +218,11 @@ def test_a_model_that_cannot_be_padded_gets_batches_of_one_length(models, tmp_pa
 def test_an_interrupted_run_resumes_to_the_same_bytes(models, tmp_path, written):
     settings = {"temperature": 1.0, "batch_size": 2, "watch": fs.Watch("rows")}
     trace(models["llada"], tmp_path / "unbroken", **settings)
-    begun = iter(plan_trace(models["llada"], SAMPLES, tmp_path / "broken", **settings, **SHORT))
-    early = [next(begun).sample for _ in range(written)]
-    begun.close()
-    assert set(open_run(tmp_path / "broken").finished) == set(early)
+    interrupt_after(written, plan_trace(models["llada"], SAMPLES, tmp_path / "broken", **settings, **SHORT))
+    early = open_run(tmp_path / "broken").finished
+    assert len(early) == written
     late = trace(models["llada"], tmp_path / "broken", **settings)
-    assert [t.done for t in late] == list(range(written + 1, 6))
-    assert sorted(early + [t.sample for t in late]) == sorted(s.id for s in SAMPLES)
+    assert sorted([*early, *(sample for batch in late for sample in batch.samples)]) == sorted(s.id for s in SAMPLES)
     assert files(tmp_path / "broken") == files(tmp_path / "unbroken")
     assert trace(models["llada"], tmp_path / "broken", **settings) == []
 
@@ -233,9 +231,7 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(models, tmp_path, written)
 def test_influence_survives_an_interruption_and_is_a_setting_of_the_run(models, layout, tmp_path):
     settings = {"samples": SAMPLES[2:], "temperature": 1.0, "batch_size": 2, "watch": fs.Watch(influence=True)}
     trace(models[layout], tmp_path / "unbroken", **settings)
-    begun = iter(plan_trace(models[layout], out=tmp_path / "broken", **settings, **SHORT))
-    next(begun)  # one of a batch of two
-    begun.close()
+    interrupt_after(1, plan_trace(models[layout], out=tmp_path / "broken", **settings, **SHORT))  # of a batch of two
     with pytest.raises(UserError, match=r'fields \(.*\), first at entry \d+: "influence" in the folder, nothing now'):
         trace(models[layout], tmp_path / "broken", **{**settings, "watch": fs.Watch()})
     trace(models[layout], tmp_path / "broken", **settings)
@@ -250,11 +246,17 @@ import json, os, signal, sys
 import floatscope as fs
 from floatscope.tasks.sample_files import read_samples
 from floatscope.pipelines.trace import plan_trace
+from floatscope.traces.run import Run
 model, data, out, after = sys.argv[1:]
-for traced in plan_trace(fs.load(model, device="cpu"), read_samples(data), out, batch_size=3, temperature=1.0,
-                            new_tokens=4, controls=(0, 1)):
-    if traced.done == int(after):
+write, written = Run.write, []
+def write_or_die(run, trace):
+    write(run, trace)
+    written.append(trace)
+    if len(written) == int(after):
         os.kill(os.getpid(), signal.SIGKILL)
+Run.write = write_or_die
+list(plan_trace(fs.load(model, device="cpu"), read_samples(data), out, batch_size=3, temperature=1.0, new_tokens=4,
+                controls=(0, 1)))
 """
 
 
@@ -269,7 +271,7 @@ def test_a_killed_process_loses_nothing_and_changes_nothing(models, tmp_path):
     assert start("unbroken", 0) == 0
     assert start("killed", 2) == -signal.SIGKILL  # in the middle of the first batch
     assert len(open_run(tmp_path / "killed").finished) == 2
-    assert start("killed", 9) == -signal.SIGKILL  # in the middle of the first control
+    assert start("killed", 7) == -signal.SIGKILL  # the ninth: in the middle of the first control
     assert start("killed", 0) == 0
     for place in (".", "untrained-0", "untrained-1"):
         assert files(tmp_path / "killed" / place) == files(tmp_path / "unbroken" / place)
@@ -280,14 +282,28 @@ def test_a_deleted_sample_is_traced_again_in_its_batch(models, tmp_path):
     trace(models["llada"], tmp_path / "run", batch_size=3)
     before = files(tmp_path / "run")
     (tmp_path / "run/samples/four.safetensors").unlink()
-    assert [t.sample for t in trace(models["llada"], tmp_path / "run", batch_size=3)] == ["four"]
+    assert [t.samples for t in trace(models["llada"], tmp_path / "run", batch_size=3)] == [("four",)]
+    assert files(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize("damage", ["flip", "empty", "swap"])
+def test_damaged_samples_are_named_when_resuming_and_decoded_again_on_request(models, tmp_path, damage):
+    trace(models["llada"], tmp_path / "run", batch_size=3)
+    before = files(tmp_path / "run")
+    one, two, four = (tmp_path / f"run/samples/{name}.safetensors" for name in ("one", "two", "four"))
+    four.unlink()  # interrupted
+    content = bytearray(one.read_bytes())
+    content[-9] ^= 1
+    one.write_bytes({"flip": bytes(content), "empty": b"", "swap": two.read_bytes()}[damage])
+    with pytest.raises(UserError, match=r"one\.safetensors is .*\n.*is not resumed; --redo-damaged"):
+        trace(models["llada"], tmp_path / "run", batch_size=3)
+    (batch,) = trace(models["llada"], tmp_path / "run", batch_size=3, redo_damaged=True)
+    assert set(batch.samples) == {"one", "four"}
     assert files(tmp_path / "run") == before
 
 
 def test_a_resumed_run_keeps_its_batches(models, tmp_path):
-    begun = iter(plan_trace(models["llada"], SAMPLES, tmp_path / "run", batch_size=2, **SHORT))
-    next(begun)
-    begun.close()
+    interrupt_after(1, plan_trace(models["llada"], SAMPLES, tmp_path / "run", batch_size=2, **SHORT))
     with pytest.raises(UserError, match="cannot be resumed with other settings: plan: "):
         plan_trace(models["llada"], SAMPLES, tmp_path / "run", batch_size=3, **SHORT)
     trace(models["llada"], tmp_path / "run")  # none asked for: as it was begun
@@ -323,17 +339,17 @@ def test_a_run_that_fails_before_its_first_sample_is_removed(models, tmp_path, m
         patched.setattr(module, "decode", too_large)
         with pytest.raises(UserError, match="2 at a time would fit"):
             trace(models["llada"], tmp_path / "run")
-    assert len(trace(models["llada"], tmp_path / "run", batch_size=2)) == 5
+    assert len(trace(models["llada"], tmp_path / "run", batch_size=2)) == 3
 
 
 def test_progress_counts_samples_and_estimates_the_time_left(models, tmp_path):
     record = trace(models["llada"], tmp_path / "run", batch_size=2, controls=(0,))
-    assert [t.done for t in record] == list(range(1, 11))
+    assert [t.done for t in record] == [2, 4, 5, 7, 9, 10]
     assert {t.total for t in record} == {10}
-    assert [t.run.name for t in record] == ["run"] * 5 + ["untrained-0"] * 5
+    assert [t.part for t in record] == ["run"] * 3 + ["run/untrained-0"] * 3
     assert all(a.seconds <= b.seconds for a, b in pairwise(record))
     assert record[-1].seconds_left == 0
-    assert record[0].seconds_left == pytest.approx(record[0].seconds / 2 * 9)
+    assert record[0].seconds_left == pytest.approx(record[0].seconds / 2 * 8)
 
 
 # --- controls --------------------------------------------------------------------------------------------------------
@@ -363,8 +379,8 @@ def test_controls_can_be_added_later_and_nothing_is_traced_twice(models, tmp_pat
     before = files(tmp_path / "run")
     assert find_controls(tmp_path / "run") == []
     record = trace(models["llada"], tmp_path / "run", controls=(0,))
-    assert {t.run.name for t in record} == {"untrained-0"}
-    assert [record[0].done, record[0].total] == [6, 10]
+    assert {t.part for t in record} == {"run/untrained-0"}
+    assert [record[0].done, record[0].total] == [10, 10]
     assert files(tmp_path / "run") == before
 
 
@@ -427,12 +443,10 @@ def test_without_offsets_a_note_says_that_there_are_no_regions(models, tmp_path)
 
     slow = replace(models["llada"], tokenizer=type(models["llada"].tokenizer)(Slow(), "slow"))
     tracing = plan_trace(slow, SAMPLES, tmp_path / "run", **SHORT)
-    assert tracing.note.startswith(
-        "5 of 5 samples, such as 'one', have no regions except bos and answer: the tokenizer of"
-    )
-    list(tracing)
+    (note,) = read_notes(tracing)
+    assert note.startswith("5 of 5 samples, such as 'one', have no regions except bos and answer: the tokenizer of")
     assert open_run(tmp_path / "run").trace("one").coords["region"] == ("bos", "answer")
-    assert plan_trace(models["llada"], SAMPLES, tmp_path / "other", **SHORT).note is None
+    assert plan_trace(models["llada"], SAMPLES, tmp_path / "other", **SHORT).notes == []
 
 
 def test_a_sample_that_does_not_fit_is_named(models, tmp_path):

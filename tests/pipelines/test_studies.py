@@ -44,10 +44,10 @@ def zeroed(condition):
     return {(edit.layers[0], head) for edit in condition.edits for head in edit.heads}
 
 
-def test_sinks_are_masked_beside_as_many_random_and_middling_keys(mdm, tmp_path):
+def test_sinks_are_masked_beside_random_keys_of_equal_mass_and_count_and_middling_keys(mdm, tmp_path):
     plan = plan_study("sinks", study_input(mdm, read_shipped("reading-5")[:2], tmp_path))
     conditions = by_name(plan)
-    assert len(conditions) == 1 + 3 * (1 + 3 + 1)
+    assert len(conditions) == 1 + 3 * (1 + 3 + 3 + 1) + 4 * (1 + 3)
     for k in (1, 5, 10):
         condition = conditions[f"anchors-{k}"]
         assert (condition.edits, condition.value, condition.series) == (
@@ -56,29 +56,54 @@ def test_sinks_are_masked_beside_as_many_random_and_middling_keys(mdm, tmp_path)
             "anchors",
         )
         random_controls = controls(conditions, condition.name)
-        assert [each.series for each in random_controls] == ["random"] * 3
-        assert {(each.edits[0].keys.rule, each.edits[0].keys.k) for each in random_controls} == {("random", k)}
-        assert len({each.edits[0].keys.seed for each in random_controls}) == 3
+        assert [each.series for each in random_controls] == ["random"] * 6
+        assert [each.control for each in random_controls] == ["mass"] * 3 + ["random"] * 3
+        assert {each.edits[0].keys.reference for each in random_controls} == {condition.edits[0].keys}
+        assert len({each.edits[0].keys for each in random_controls}) == 6
         middle = conditions[f"middle-{k}"]
         assert (middle.edits[0].keys.rule, middle.edits[0].keys.k, middle.series) == ("middle", k, "middle")
         assert middle.control_of == ""  # the effect is that against random keys
-    assert (
-        len(by_name(plan_study("sinks", study_input(mdm, read_shipped("reading-5")[:2], tmp_path), counts=2, draws=1)))
-        == 4
+    for name in ("first", "structural", "evidence", "all but evidence"):
+        condition = conditions[f"anchors-5-{name.replace(' ', '-')}"]
+        assert (condition.edits, condition.series) == (parse_edits(f"mask_anchors(k=5, only={name!r})"), name)
+        assert [each.control for each in controls(conditions, condition.name)] == ["mass"] * 3
+    few = plan_study(
+        "sinks", study_input(mdm, read_shipped("reading-5")[:2], tmp_path), counts=2, draws=1, types="first"
     )
+    assert list(by_name(few)) == [
+        "baseline", "anchors-2", "anchors-2-mass-0", "anchors-2-random-0", "middle-2",
+        "anchors-2-first", "anchors-2-first-mass-0"]  # fmt: skip
+    for options in ({"counts": 2}, {"counts": 5, "types": "none"}):
+        none = plan_study("sinks", study_input(mdm, read_shipped("reading-5")[:2], tmp_path), **options)
+        assert len(none.conditions) == 1 + 1 + 6 + 1
+
+
+def test_types_that_no_sample_has_are_left_out_with_a_note(mdm, tmp_path):
+    plan = plan_study("sinks", study_input(mdm, read_shipped("closed-book")[:2], tmp_path))
+    assert plan.notes == ["evidence, all but evidence left out: no sample has evidence"]
+    assert not any("evidence" in condition.name for condition in plan.conditions)
+    assert "anchors-5-structural" in by_name(plan)
 
 
 def test_pinned_mass_goes_where_that_of_its_control_goes(mdm, tmp_path):
     samples = read_shipped("reading-5")[:6]
     plan = plan_study("pin", study_input(mdm, samples, tmp_path))
     conditions = by_name(plan)
-    assert len(conditions) == 1 + 4 * 2
+    assert len(conditions) == 1 + 4 * (1 + 3 + 3) + 3 * 2 * (1 + 3)
     for name in ("step-0-1", "step-0-5", "layer-0-1", "layer-0-5"):
-        (edit,), (control,) = conditions[name].edits, controls(conditions, name)
-        (other,) = control.edits
-        assert other.to == edit.to
-        assert (other.keys.rule, other.keys.k) == ("random", edit.keys.k)
+        (edit,) = conditions[name].edits
+        for control in controls(conditions, name):
+            (other,) = control.edits
+            assert other.to == edit.to
+            assert (other.keys.rule, other.keys.reference) == ("random", edit.keys)
         assert (edit.to.layer, edit.to.of) == ((0, "now") if "layer" in name else (None, "first"))
+        assert edit.keys.only == edit.to.only == "all but evidence"
+        assert conditions[name].subset == ""
+    for name in ("structural", "evidence", "all"):
+        for place in ("step", "layer"):
+            condition = conditions[f"{place}-0-5-{name}"]
+            assert condition.edits[0].keys.only == name
+            assert {each.subset for each in (condition, *controls(conditions, condition.name))} == {"reading"}
     assert list(plan.subsets) == ["reading", "counterfactual", "random", "gold-first", "gold-middle", "gold-last"]
     assert plan.subsets["reading"] == samples
     for subset in plan.subsets.values():
@@ -157,7 +182,7 @@ def test_every_region_that_all_samples_have_is_hidden_in_turn(mdm, tmp_path):
     assert [condition.name for condition in edited] == ["bos", "template", "question", "gold", "evidence", *documents]
     for condition in edited:
         for control in controls(conditions, condition.name):
-            assert control.edits[0].keys.same_count_as == condition.edits[0].keys
+            assert control.edits[0].keys.reference == condition.edits[0].keys
             assert control.edits[0].queries == condition.edits[0].queries == "others"
     assert conditions["document-4"].value == 4
     short = replace(read_shipped("reading-5")[3], passages=read_shipped("reading-5")[3].passages[:4])
@@ -168,7 +193,7 @@ def test_every_region_that_all_samples_have_is_hidden_in_turn(mdm, tmp_path):
 def test_unknown_studies_and_options_are_refused(mdm, tmp_path):
     with pytest.raises(fs.UserError, match="sinks"):
         plan_study("sink", study_input(mdm, read_shipped("reading-5")[:2], tmp_path))
-    with pytest.raises(fs.UserError, match="counts, draws"):
+    with pytest.raises(fs.UserError, match="counts, types, draws"):
         plan_study("sinks", study_input(mdm, read_shipped("reading-5")[:2], tmp_path), k=3)
     with pytest.raises(fs.UserError, match="a study needs samples"):
         plan_study("blank", study_input(mdm, [], tmp_path))
@@ -179,18 +204,31 @@ def effect_row(name, mean, low, high, **more):
 
 
 def test_effects_are_summarised_in_sentences():
+    nan = float("nan")
+    doses = {"dose": 0.3, "dose_control": 0.31, "dose_control_count": 0.052}
     table = pd.DataFrame(
         [
-            effect_row("acc_effect", float("nan"), float("nan"), float("nan"), condition="baseline", value=0),
-            effect_row("acc_effect", -0.02, -0.05, 0.01, condition="anchors-1", value=1),
-            effect_row("acc_effect", -0.61, -0.72, -0.5, condition="anchors-5", value=5),
+            effect_row("acc_effect", nan, nan, nan, condition="baseline", value=0, control=""),
+            effect_row("acc_effect", -0.02, -0.05, 0.01, condition="anchors-1", value=1, control="mass", **doses),
+            effect_row("acc_effect", -0.61, -0.72, -0.5, condition="anchors-5", value=5, control="mass", **doses),
+            effect_row("acc_effect", 0.1, 0, 0.2, condition="anchors-5-first", series="first", control="mass", **doses),
         ]
     )
-    assert STUDIES["sinks"].summarise(table) == [
-        "masking 1, 5 anchors costs twin:mdm 2 [−1, 5], 61 [50, 72] points more than masking as many random keys"
-    ]
-    (pinned,) = STUDIES["pin"].summarise(table.assign(subset="noise"))
-    assert "61 [50, 72]" in pinned
+    by_number, by_type = STUDIES["sinks"].summarise(table)
+    assert by_number == (
+        "masking anchors costs twin:mdm, in points more than other keys that hold as much attention: 1: 2 [−1, 5] (dose"
+        " 30 % against 31 %), 5: 61 [50, 72] (dose 30 % against 31 %)"
+    )
+    assert by_type.endswith("attention: first −10 [−20, 0] (dose 30 % against 31 %)")
+    counted = table.assign(**{f"acc_effect_count{end}": -0.5 for end in ("", "_low", "_high")})
+    by_number, _ = STUDIES["sinks"].summarise(counted)
+    assert "; in points more than as many random keys: 1: 50 [50, 50] (dose 30 % against 5.2 %), 5: 50" in by_number
+    old = table.drop(columns=list(doses)).assign(control="random")  # of an earlier version
+    assert STUDIES["sinks"].summarise(old)[0] == (
+        "masking anchors costs twin:mdm, in points more than as many random keys: 1: 2 [−1, 5], 5: 61 [50, 72]"
+    )
+    pinned, _ = STUDIES["pin"].summarise(table.assign(subset="noise"))
+    assert "61 [50, 72] (dose 30 % against 31 %) points more" in pinned
     assert "(anchors-5, noise); 1 of 2 such intervals exclude 0" in pinned
     heads = pd.DataFrame(
         [

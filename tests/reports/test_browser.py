@@ -172,19 +172,23 @@ def test_sliders_move_the_canvas_and_show_the_numbers_of_the_trace(open_page, re
     page.locator("[data-part=run]").select_option(run)
     page.wait_for_selector(READY.format(index))
     steps = len(trace.arrays["tokens"])
-    for step, layer in ((0, 0), (steps - 1, 3), (steps // 2, 7)):
+    with_anchor = np.argwhere(trace.anchor_path() >= 0)[-1].tolist()
+    for step, layer in ((0, 0), (steps - 1, 3), (steps // 2, 7), with_anchor):
         set_slider(page, "step", step)
         set_slider(page, "layer", layer)
         assert page.locator("#explorer").get_attribute("data-step") == str(step)
         assert page.locator("#explorer").get_attribute("data-layer") == str(layer)
         lift = trace.received(layer, scale="lift", eligible=True)[step]
         percent = trace.received(layer, scale="percent")[step]
-        (top_key,) = page.locator(".canvas .top").evaluate_all("(all) => all.map((token) => Number(token.dataset.p))")
-        assert top_key == trace.top_key(layer)[step]
+        top_key = int(trace.anchor_path(layer)[step])
+        marked = page.locator(".canvas .top").evaluate_all("(all) => all.map((token) => Number(token.dataset.p))")
+        assert marked == [top_key] * (top_key >= 0)
+        status = page.locator("[data-part=status]").inner_text()
+        assert (f"position {top_key}, " if top_key >= 0 else "none, no key has a lift of 2 or more") in status
         states = np.array(["absent", "prompt", "masked", "committed"])[trace.arrays["states"][step]]
         classes = page.locator(".canvas .t").evaluate_all("(all) => all.map((token) => token.className)")
         assert all(state in name.split() for state, name in zip(states, classes, strict=False))
-        for position in {0, 1, 7, int(top_key), int(trace.arrays["keys"][step]) - 1}:
+        for position in {0, 1, 7, max(0, top_key), int(trace.arrays["keys"][step]) - 1}:
             tip = read_token_tip(page, position)
             assert tip[""].startswith(f"position {position}: ")
             if np.isnan(lift[position]):

@@ -15,8 +15,9 @@ import pytest
 from typer.testing import CliRunner
 
 import floatscope as fs
-from floatscope.analysis.anchor_movement import floating_index, top_keys
 from floatscope.analysis.anchor_tables import absorption
+from floatscope.analysis.claims import CLAIMS, registry_digest, registry_line
+from floatscope.analysis.floating import floating_index, top_keys
 from floatscope.analysis.statistics import difference, estimate
 from floatscope.cli.main import app
 from floatscope.reports.build import build_report, link_tables, report, write_figures, write_report, write_tables
@@ -49,7 +50,7 @@ def find_section(contents, id):
 
 
 def test_every_question_has_its_section_and_every_chart_its_control(built):
-    contents, _ = built
+    contents, report_runs = built
     ids = ["models", "absorption", "anchors", "floating", "maps", "depth", "predicting-rows"]
     ids += ["retrieval", "flow", "qk", "contribution", "heads", "order"]
     assert [section.id for section in contents.sections] == ids
@@ -60,7 +61,18 @@ def test_every_question_has_its_section_and_every_chart_its_control(built):
             if isinstance(chart, Lines | Dots):
                 series = {(each.model, each.control) for each in chart.series}
                 assert {(m, c) for m in ("twin:arm", "twin:mdm") for c in (False, True)} >= series
-                assert all((model, True) in series for model, control in series), chart.title
+                without_control = {model for model, _ in series if (model, True) not in series}
+                if chart.title.startswith("Does the leader change within a text? "):
+                    group = chart.title.split("? ")[1].split()[0]  # a control without any anchor has no leader
+                    without_anchor = {run.label for run in report_runs if not has_anchors(run, group)}
+                    assert without_control == without_anchor, chart.title
+                else:
+                    assert not without_control, chart.title
+
+
+def has_anchors(run: ReportRun, group: str) -> bool:
+    tables = run.control_tables("floating")
+    return any(table.loc[table["group"] == group, "anchor_steps"].any() for table in tables)
 
 
 def test_lines_of_the_first_key_are_the_estimates_of_the_tables(built, runs):
@@ -77,13 +89,41 @@ def test_lines_of_the_first_key_are_the_estimates_of_the_tables(built, runs):
 
 
 def test_models_are_compared_by_paired_differences(built, runs):
-    (table,) = find_section(built[0], "models").charts
+    table, _ = find_section(built[0], "models").charts
     assert isinstance(table, Table)
     assert table.columns == ["", "twin:arm", "twin:mdm", "twin:mdm − twin:arm"]
-    row = next(row for row in table.rows if row[0] == "floating across texts")
     index = {name: floating_index(top_keys(fs.open_run(path))) for name, path in runs.items()}
-    expected = difference(index["mdm"], index["arm"], "across").iloc[0]
-    assert row[3] == f"{expected['mean']:+.2f} [{expected['low']:+.2f}, {expected['high']:+.2f}]"
+    for name, column, group in (
+        ("leader changes across texts, all rows", "across", "all"),
+        ("attention moved per step, all rows", "moved", "all"),
+        ("attention moved per step, predicting rows", "moved", "predicting"),
+    ):
+        row = next(row for row in table.rows if row[0] == name)
+        arm, mdm = (index[twin][index[twin]["group"] == group] for twin in ("arm", "mdm"))
+        expected = difference(mdm, arm, column).iloc[0]
+        digits = 4 if column == "moved" else 2
+        numbers = f"{expected['mean']:+.{digits}f}"
+        if np.isfinite(expected["low"]):  # one sample has no interval
+            numbers += f" [{expected['low']:+.{digits}f}, {expected['high']:+.{digits}f}]"
+        assert row[3] == numbers.replace("-", "−")
+
+
+def test_published_claims_have_a_verdict_and_the_registry_is_named(built, runs):
+    section = find_section(built[0], "models")
+    table = section.charts[-1]
+    assert table.columns == ["claim", "measured as", "compared", "twin:mdm and twin:arm", "verdict"]
+    statements = [row[0] for row in table.rows]
+    assert {CLAIMS[id].statement for id in ("moved-all", "moved-predicting", "first-token-sink")} <= set(statements)
+    assert set(statements) <= {claim.statement for claim in CLAIMS.values()}
+    assert len(registry_digest()) == 12
+    assert registry_line() in section.method
+    without_arm = build_report([runs["mdm"], runs["mdm"].parent / "mdm" / "untrained-0"], explore=0)[0]
+    assert not any(registry_digest() in section.method for section in without_arm.sections)
+
+
+def test_page_of_an_arm_and_an_mdm_prints_the_registry_digest(runs, tmp_path):
+    page = report(list(runs.values()), tmp_path / "both.html", explore=0)
+    assert f"digest {registry_digest()}." in page.read_text()
 
 
 def test_estimate_is_that_of_the_model_its_control_and_their_difference(built, runs):
@@ -104,40 +144,68 @@ def test_estimate_is_that_of_the_model_its_control_and_their_difference(built, r
 
 
 def test_summary_names_each_model_with_its_control(built):
-    text = " ".join(built[0].summary[:4])  # the sink; the movement; a comparison for each model
-    for name in ("twin:arm", "twin:mdm"):
-        assert text.count(f"in {name} (") == 3  # the sink, within, across
-        assert f"the top key of {name} moves" in text
-    assert text.count("untrained") == 6
+    result, sink, moved, leader, *_ = built[0].summary
+    assert result.startswith("**twin:mdm against twin:arm:** ")
+    for sentence, start, mentions in (
+        (sink, "**Is there a sink?** ", 1),
+        (moved, "**How much attention moves** ", 2),  # all rows, predicting rows
+        (leader, "**How often the leading key changes** ", 2),
+    ):
+        assert sentence.startswith(start)
+        for name in ("twin:arm", "twin:mdm"):
+            assert len(re.findall(rf"\*\*[^*]+\*\*[^*]* in {name} \([^)]*untrained ", sentence)) == mentions
+
+
+def test_sentences_about_floating_state_the_estimates(built):
+    _, _, moved, leader, *_ = built[0].summary
+    for run in built[1]:
+        for sentence, column, digits in ((moved, "moved", 1), (leader, "within", 0)):
+            for group in ("all", "predicting"):
+                value = run.estimate("floating", column, {"group": group})
+                model, control = (
+                    "no anchor" if np.isnan(each.mean) else f"{100 * each.mean:.{digits}f} %"
+                    for each in (value.model, value.control)
+                )
+                assert f"**{model}** in {run.label} (untrained {control})" in sentence
+
+
+def test_summary_drops_no_model(runs, tmp_path):
+    """A model without any anchor, and one that does not differ from its control, are named like the others."""
+    fresh = fs.untrained(fs.load("twin:mdm", device="cpu"), seed=7)
+    flat = trace_run(fresh, tmp_path / "flat", controls=(0,))
+    contents, report_runs = build_report([*runs.values(), flat], explore=0)
+    labels = [run.label for run in report_runs]
+    assert len(set(labels)) == 3
+    for start in ("**Is there a sink?**", "**How much attention moves**", "**How often the leading key changes**"):
+        (sentence,) = [each for each in contents.summary if each.startswith(start)]
+        for label in labels:
+            assert f" in {label} (" in sentence, (start, label)
 
 
 QUESTIONS = {
     "**Which heads retrieve the evidence?**": ("retrieval", "active", {}),
-    "**What does the answer attend to?**": ("flow", "ratio", {"region": "answer", "key_region": "question"}),
+    "**What does the answer attend to?**": ("predicting_rows", "ratio", {"region": "gold"}),
     "**Angle or norm?**": ("attribution", "angle", {}),
     "**Left to right?**": ("order", "kendall", {}),
 }
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_summary_lists_conclusive_differences_from_the_control(built, question):
+def test_summary_lists_every_model_and_marks_unclear_differences_from_the_control(built, question):
     contents, report_runs = built
     table, value, where = QUESTIONS[question]
-    conclusive = [run for run in report_runs if run.difference_from_control(table, value, where).excludes_zero]
-    sentences = [sentence for sentence in contents.summary if sentence.startswith(question)]
-    assert len(sentences) == bool(conclusive)
-    for run in conclusive:
+    (sentence,) = [sentence for sentence in contents.summary if sentence.startswith(question)]
+    for run in report_runs:
         estimated = run.estimate(table, value, where)
+        is_clear = run.difference_from_control(table, value, where).excludes_zero
+        mark = "" if is_clear else ", no clear difference"
         model, control = (
             f"{100 * each.mean:.0f} %" if value in ("active", "angle") else f"{each.mean:.2f}".replace("-", "−")
             for each in (estimated.model, estimated.control)
         )
         assert re.search(
-            rf"\*\*{model}\*\*( of their score advantage)? in {run.label} \(untrained {control}\)", sentences[0]
-        )
-    for run in report_runs:
-        assert (run in conclusive) == any(
-            f" in {run.label} (" in sentence.split("Rescaling")[0] for sentence in sentences
+            rf"\*\*{model}\*\*( of their score advantage)? in {run.label} \(untrained {control}{mark}\)",
+            sentence.split("Rescaling")[0],
         )
 
 
@@ -148,18 +216,49 @@ def test_runs_without_influence_are_named_beside_one_that_has_it(runs, tmp_path)
     section = find_section(contents, "influence")
     assert section.text.endswith("Not shown for twin:arm and twin:mdm (mdm): traced without --influence.")
     assert {series.model for chart in section.charts for series in chart.series} == {"twin:mdm (influence)"}
-    assert (report_runs[2].difference_from_control("influence", "received").excludes_zero) == any(
-        sentence.startswith("**Does attention match influence?**") for sentence in contents.summary
-    )
+    (sentence,) = [each for each in contents.summary if each.startswith("**Does attention match influence?**")]
+    assert " in twin:mdm (influence) (untrained " in sentence
+    is_clear = report_runs[2].difference_from_control("influence", "received").excludes_zero
+    assert ("no clear difference" in sentence) is not is_clear
     assert "Not shown" not in find_section(build_report([with_influence], explore=0)[0], "influence").text
 
 
-def test_map_shows_the_lift_of_its_trace(built, runs):
-    chart = next(c for c in find_section(built[0], "maps").charts if c.title.startswith("twin:mdm, layer 7"))
-    assert isinstance(chart, Map)
-    trace = fs.open_run(runs["mdm"]).trace("reading-5-0")
-    np.testing.assert_allclose(np.array(chart.values, float), trace.received(7, scale="lift"), atol=6e-3)
-    assert [(t, k) for t, k, kind in chart.marks if kind == "top"] == list(enumerate(trace.top_key(7).tolist()))
+def test_maps_show_the_layers_where_most_and_least_attention_moves(built, runs):
+    charts = find_section(built[0], "maps").charts
+    for name, path in runs.items():
+        table = fs.analysis.floating(fs.open_run(path))
+        moved = table[table["group"] == "all"].groupby("layer")["moved"].mean()
+        trace = fs.open_run(path).trace("reading-5-0")
+        for layer, note in ((int(moved.idxmax()), "moves most"), (int(moved.idxmin()), "moves least")):
+            (chart,) = [c for c in charts if c.title == f"twin:{name}, layer {layer}, {note}: reading-5-0"]
+            assert isinstance(chart, Map)
+            np.testing.assert_allclose(np.array(chart.values, float), trace.received(layer, scale="lift"), atol=6e-3)
+            path_of_anchors = [(t, k) for t, k in enumerate(trace.anchor_path(layer).tolist()) if k >= 0]
+            assert [(t, k) for t, k, kind in chart.marks if kind == "top"] == path_of_anchors
+    assert len(charts) == 4
+
+
+def test_all_commits_include_the_ends_of_text(built, runs):
+    _, (run,) = build_report([runs["mdm"]], explore=0, commits="all")
+    answer_steps, all_steps = (
+        each.table("top_keys").groupby("sample")["step"].nunique() for each in (built[1][1], run)
+    )
+    assert (run.commits, built[1][1].commits) == ("all", "answer")
+    assert set(all_steps) == {NEW_TOKENS}
+    assert (answer_steps < all_steps).all()
+    text = find_section(build_report([runs["mdm"]], explore=0, commits="all")[0], "floating").method
+    assert text.startswith("All steps and commits count")
+
+
+def test_distances_from_the_top_key_are_beside_a_random_mask(built):
+    table = find_section(built[0], "order").charts[-1]
+    assert table.columns[:5] == ["model", "commits of", "steps that count", "at the top key", "at a random mask"]
+    assert [row[:2] for row in table.rows] == [["twin:mdm", "the same step"], ["twin:mdm", "the next step"]]
+    coupling = built[1][1].table("coupling")
+    for lag, row in enumerate(table.rows):
+        of_lag = coupling[coupling["lag"] == lag]
+        assert row[2] == str(int(of_lag["steps"].sum()))
+        assert len(row) == len(table.columns)
 
 
 def test_tables_have_every_sample_of_every_run_and_control(built, tmp_path):
@@ -272,7 +371,7 @@ def test_one_sample_of_a_shallow_model_has_numbers_without_intervals(tmp_path, l
     assert any("too few for a reliable interval" in sentence for sentence in contents.summary)
     chart = next(c for c in find_section(contents, "absorption").charts if isinstance(c, Lines))
     assert all(low is None for series in chart.series for low in series.low)
-    assert not any("moves less" in sentence or "moves more than" in sentence for sentence in contents.summary)
+    assert not any(re.search(r"\[[\d.−]+, [\d.−]+\]", sentence) for sentence in contents.summary)
 
 
 def test_two_runs_of_one_model_are_labelled_by_folder(tmp_path, runs):
@@ -306,6 +405,7 @@ def test_report_writes_the_page_the_tables_and_the_figures(runs, tmp_path):
         ({"out": "page.txt"}, "the page must end in .html, such as report.html, got page.txt"),
         ({"figure_formats": ["bmp"]}, "unknown figure format 'bmp'"),
         ({"detector": "zscor"}, "unknown detector 'zscor'"),
+        ({"commits": "some"}, "unknown commits to count 'some'"),
     ],
 )
 def test_wrong_arguments_are_refused(runs, arguments, message):
@@ -337,6 +437,7 @@ def test_command_prints_json_or_the_summary(runs, tmp_path):
         (["{mdm}", "{mdm}"], "a run is given twice; give each run once"),
         (["{mdm}", "--out", "page.txt"], "report.html, got page.txt"),
         (["{mdm}", "--detector", "zscor"], "unknown detector 'zscor' (did you mean 'zscore'?)"),
+        (["{mdm}", "--commits", "al"], "unknown commits to count 'al' (did you mean 'all'?)"),
         (["{mdm}", "--figure-format", "bmp", "--figures", "f"], "unknown figure format 'bmp'"),
     ],
 )

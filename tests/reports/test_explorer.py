@@ -39,11 +39,14 @@ def test_lift_is_exact_within_half_a_level(trace):
         assert np.nanmax(error) <= max_error(payload["lift"])[i] < 0.012
 
 
-def test_top_keys_are_those_of_the_trace(trace):
+def test_top_keys_are_the_anchor_path_of_the_trace(trace):
     payload = build_payload(trace, "run")
     top_keys = unpack(payload["top_keys"]).astype(int) - 1
-    for i, layer in enumerate(payload["layers"]):
-        assert np.array_equal(top_keys[:, i], trace.top_key(layer))
+    lift = trace.received(scale="lift", eligible=True)
+    expected = np.where(np.nanmax(lift, -1) >= 2, np.nan_to_num(lift, nan=-1).argmax(-1), -1)
+    assert np.array_equal(top_keys, expected[:, payload["layers"]])
+    assert np.array_equal(top_keys, trace.anchor_path()[:, payload["layers"]])
+    assert {-1} < set(top_keys.ravel().tolist())  # steps with an anchor and steps without
 
 
 def test_percentages_follow_from_lift_and_uniform(trace):

@@ -23,7 +23,7 @@ from floatscope.reports.build import build_report, write_figures
 from floatscope.reports.charts import Lines, Map, Table
 from floatscope.reports.paper import build_paper_introduction
 from floatscope.reports.paper.passages import build_flow_section, build_scores_section
-from floatscope.reports.paper.runs import PaperRun
+from floatscope.reports.paper.runs import PaperRun, _build_mean_map
 from floatscope.reports.report_runs import ReportRun
 from floatscope.schema import KEY_STATS
 from floatscope.tasks.sample_files import read_shipped
@@ -54,7 +54,7 @@ def select_charts(charts, kind):
 def runs(tmp_path_factory) -> dict[str, Path]:
     """The gold passage first, last, and first again in a text of the same length; one model has a control."""
     folder = tmp_path_factory.mktemp("runs")
-    samples = [read_shipped("reading-5")[i] for i in (0, 4, 5)]
+    samples = [read_shipped("reading-5")[i] for i in (0, 4, 15)]
     return {twin: trace_twin(twin, folder / twin, samples, controls=(0,) * (twin == "mdm")) for twin in ("arm", "mdm")}
 
 
@@ -91,7 +91,7 @@ def test_every_figure_has_charts_and_a_note(report):
 def test_maps_show_the_lift_of_one_sample_and_the_mean_over_equal_lengths(report, runs):
     maps = {chart.title: chart for chart in find_section(report, "temporal-drift").charts}
     run = fs.open_run(runs["mdm"])
-    first, last = run.trace("reading-5-0"), run.trace("reading-5-5")
+    first, last = run.trace("reading-5-0"), run.trace("reading-5-15")
     chart = maps["twin:mdm, layer 7: reading-5-0"]
     np.testing.assert_allclose(np.array(chart.values, float), first.received(7, scale="lift"), atol=6e-3)
     anchors = np.argwhere(TraceView(first).anchors[:, -1]).tolist()
@@ -99,7 +99,17 @@ def test_maps_show_the_lift_of_one_sample_and_the_mean_over_equal_lengths(report
     mean = maps["twin:mdm, layer 7: mean of 2 samples"]
     expected = (first.received(7, scale="lift") + last.received(7, scale="lift")) / 2
     np.testing.assert_allclose(np.array(mean.values, float), expected, atol=6e-3)
-    assert {(t, k) for t, k, kind in mean.marks if kind == "top"} == set(enumerate(expected.argmax(1)))
+    is_anchor = expected.max(1) >= 2
+    assert {(t, k) for t, k, kind in mean.marks if kind == "top"} == {
+        (t, k) for t, k in enumerate(expected.argmax(1)) if is_anchor[t]
+    }
+
+
+def test_mean_map_marks_the_top_key_only_where_it_is_an_anchor():
+    lift = np.array([[0.5, 1.9, 0.6], [0.1, 0.2, 2.7], [2.0, 0.5, 0.5], [np.nan, 1.0, np.nan]])
+    chart = _build_mean_map("a", 3, lift, 2)
+    assert chart.title == "a, layer 3: mean of 2 samples"
+    assert chart.marks == [(1, 2, "top"), (2, 0, "top")]
 
 
 def test_texts_of_different_lengths_have_no_mean(tmp_path):

@@ -13,9 +13,11 @@ import pytest
 from typer.testing import CliRunner
 
 from floatscope.analysis.evaluations import PREDICTIONS_FILE
+from floatscope.analysis.statistics import newcombe, wilson
 from floatscope.cli.main import app
 from floatscope.errors import UserError
 from floatscope.reports.score_table import (
+    WRITERS,
     compare,
     format_scores,
     list_cautions,
@@ -50,9 +52,31 @@ def test_gains_are_paired_and_in_percent(tmp_path):
     assert (first.acc.mean, second.acc.mean, second.f1.mean, second.both.mean) == (25, 75, 37.5, 56.25)
     assert first.gain is None
     assert second.gain.mean == 50
-    draws = np.random.default_rng(0).multinomial(4, [0.25] * 4, 2000) @ np.array([100, 0, 0, 100]) / 4
-    assert [second.gain.low, second.gain.high] == pytest.approx(np.quantile(draws, [0.025, 0.975]))
+    acc, closed_acc = np.array([[1, 0, 1, 1]]).T, np.array([[0, 0, 1, 0]]).T
+    bounds = 100 * newcombe(acc.astype(float), closed_acc.astype(float))[:, 0]
+    assert [second.gain.low, second.gain.high] == pytest.approx(bounds)
+    assert [second.acc.low, second.acc.high] == pytest.approx(100 * wilson(np.array(3), np.array(4)))
     assert second.gain_both.mean == 37.5
+
+
+def test_a_perfect_score_has_a_wide_interval_at_small_n(tmp_path):
+    (row,) = score_rows([write_evaluation(tmp_path / "5", [1] * 12)])
+    assert row.acc.format(1) == "100.0 [75.8, 100.0]"  # 1 / (1 + 1.96² / 12)
+    assert row.f1.format(1) == "50.0 [50.0, 50.0]"  # not a proportion: BCa
+
+
+def test_a_small_n_is_noted_once(tmp_path):
+    small = [write_evaluation(tmp_path / f"{i}", [0, 1] * 14, model=f"m{i}") for i in range(2)]
+    large = write_evaluation(tmp_path / "large", [0, 1] * 15)
+    note = "n < 30: intervals are approximate"
+    for paths, count in ((small, 1), ([large], 0), ([*small, large], 1)):
+        assert "\n".join(list_cautions(paths)).count(note) == count
+        assert compare(paths).attrs["notes"] == [note] * count
+        assert format_scores(score_rows(paths), "md").count(note) == count
+        assert format_scores(score_rows(paths), "tex").count(r"n $<$ 30: intervals are approximate") == count
+        assert note not in format_scores(score_rows(paths), "csv")
+    result = CliRunner().invoke(app, ["compare", *map(str, small)])
+    assert result.stderr.count(f"note: {note}") == 1
 
 
 def test_compare_is_a_table_with_the_same_numbers(tmp_path):
@@ -86,14 +110,14 @@ def test_gain_needs_the_same_model_data_shots_and_template(tmp_path):
 
 
 def test_unfinished_evaluations_and_partial_gains_are_noted(tmp_path):
-    closed = write_evaluation(tmp_path / "0", [0, 1, 1], passages=0)
-    with_passages = write_evaluation(tmp_path / "5", [0, 1, 1])
+    closed = write_evaluation(tmp_path / "0", [0, 1, 1] * 12, passages=0)
+    with_passages = write_evaluation(tmp_path / "5", [0, 1, 1] * 12)
     assert list_cautions([closed, with_passages]) == []
     file = closed / PREDICTIONS_FILE
-    file.write_text("".join(file.read_text().splitlines(keepends=True)[:2]))
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:30]))
     assert list_cautions([closed, with_passages]) == [
-        f"{closed} is unfinished, 2 of 3; the same floatscope eval resumes it",
-        f"{with_passages} and {closed} share 2 questions; the gain is over those",
+        f"{closed} is unfinished, 30 of 36; the same floatscope eval resumes it",
+        f"{with_passages} and {closed} share 30 questions; the gain is over those",
     ]
     result = CliRunner().invoke(app, ["compare", str(closed), str(with_passages)])
     assert result.exit_code == 0
@@ -120,10 +144,10 @@ def test_formats_have_the_same_cells(tmp_path):
     assert cells == [select_columns(rows)[0], *select_columns(rows)[1]]
     assert "shots" not in cells[0]
     markdown = format_scores(rows, "md").splitlines()
-    assert len(markdown) == 4
+    assert len(markdown) == 6  # with an empty line and the note on small n
     assert "a_b\\|c.jsonl" in "".join(markdown)
     assert r"a\_b" in format_scores(rows, "tex")
-    assert format_scores(rows, "tex").count(r"\\") == 3
+    assert format_scores(rows, "tex").count(r"\\") == 4
     with pytest.raises(UserError, match="unknown format 'doc'"):
         format_scores(rows, "doc")
 
@@ -147,7 +171,12 @@ def test_command_prints_and_writes(tmp_path):
     assert result.exit_code == 0
     assert "closed book" in result.output
     assert "closed book" in out.read_text()
-    rows = json.loads(CliRunner().invoke(app, ["compare", *map(str, folders), "--json"]).output)
+    rows = json.loads(CliRunner().invoke(app, ["compare", *map(str, folders), "--json"]).stdout)
     assert rows[1]["gain"]["mean"] == 50
     result = CliRunner().invoke(app, ["compare", str(tmp_path / "none")])
     assert result.exit_code == 2
+
+
+def test_latex_escapes_what_means_something_else():
+    written = WRITERS["tex"](["a", "b", "c", "d"], [["x_1 {y}", "50 %", r"C:\dir", "~^&#$<"]], "")
+    assert r"x\_1 \{y\} & 50 \% & C:\textbackslash{}dir & \textasciitilde{}\textasciicircum{}\&\#\$$<$" in written

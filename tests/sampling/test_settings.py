@@ -301,3 +301,9 @@ def test_a_history_is_a_whole_number_of_at_least_1(sampler):
 
 def test_pc_without_a_table_is_refused_before_decoding_begins():
     refusal(sampler="pc")
+
+
+@pytest.mark.parametrize("tau", [2, 1.01, -0.5])
+def test_a_threshold_is_a_probability(tau):
+    with pytest.raises(UserError, match="is a probability, from 0 to 1"):
+        resolve_sampling("mdm", sampler=f"threshold(tau={tau})")

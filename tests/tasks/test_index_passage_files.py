@@ -83,6 +83,6 @@ def test_a_damaged_or_absent_file_is_named(folder, tmp_path):
     (tmp_path / "p.gz").write_bytes(gzip.compress(os.urandom(1000).hex().encode())[:500])
     with pytest.raises(UserError, match=r"p.gz is damaged \(.*\); download it again"):
         index.add_file(tmp_path / "p.gz")
-    for path, why in ((tmp_path / "none", "No such file or directory"), (tmp_path, "Is a directory")):
-        with pytest.raises(UserError, match=f"cannot read {path}: {why}"):
+    for path, why in ((tmp_path / "none", "cannot read .*: No such file or directory"), (tmp_path, "is a folder")):
+        with pytest.raises(UserError, match=why):
             index.add_file(path)

@@ -273,7 +273,7 @@ def test_missing_files_are_named(tmp_path):
     for function in (read_samples, read_file, describe_source):
         with pytest.raises(UserError, match=r"cannot read .*nowhere: No such file or directory"):
             function(tmp_path / "nowhere")
-        with pytest.raises(UserError, match=r"cannot read .*: Is a directory"):
+        with pytest.raises(UserError, match=r"is a folder; give a file"):
             function(tmp_path)
 
 
@@ -329,3 +329,23 @@ def test_reading_a_shipped_file_needs_no_torch(tmp_path):
 @pytest.mark.parametrize("module", [sample, sample_files])
 def test_docstring_examples_are_true(module):
     assert doctest.testmod(module).failed == 0
+
+
+def test_one_passage_as_text_is_the_gold_one(tmp_path):
+    line = {"question": "Is Mira a singer?", "answer": True, "passage": "Mira sings. Yes, she does."}
+    (tmp_path / "boolq.jsonl").write_text(json.dumps(line) + "\n")
+    (sample,) = read_samples(tmp_path / "boolq.jsonl")
+    assert sample.answers == ("yes",)
+    assert [(passage.text, passage.gold) for passage in sample.passages] == [(line["passage"], True)]
+    assert sample.meta == {}
+
+
+@pytest.mark.parametrize("name", ["passawes", "Passages", "questoin_id", "pasages"])
+def test_a_misspelt_field_is_not_dropped_silently(tmp_path, name):
+    line = {"question": "Where?", "answer": "here", name: []}
+    (tmp_path / "q.jsonl").write_text(json.dumps(line) + "\n")
+    if name == "questoin_id":  # not close to any field
+        assert name in read_samples(tmp_path / "q.jsonl")[0].meta
+    else:
+        with pytest.raises(UserError, match=f'it has "{name}"; did you mean "passages"'):
+            read_samples(tmp_path / "q.jsonl")

@@ -18,6 +18,7 @@ from floatscope.tasks.sample_files import read_shipped
 from floatscope.tasks.scores import normalise
 from floatscope.tasks.stress import KINDS, Point, build_points
 from floatscope.tasks.stress.corruption import TRANSFORMS, make_ocr_errors, make_typos
+from floatscope.tasks.stress.dates import YEARS, draw_years
 from floatscope.tasks.stress.layout import LAYOUTS, order_hops
 from floatscope.tasks.stress.passage_edits import edit_passage, edit_text, find_answers, interleave, split_passage
 from floatscope.tasks.stress.sample_pool import SamplePool, make_rng
@@ -320,7 +321,7 @@ def test_noise_adds_distractors_of_its_type(samples, place):
     for point in points:
         type = point.series.removesuffix("-fixed")
         for source, changed in pair_samples(point, samples):
-            assert gold(changed) == gold(source)
+            assert type == "dated" or gold(changed) == gold(source)
             assert all(not p.evidence for p in distractors_of(changed))
             own = [p.text for p in distractors_of(source)]
             new = [p.text for p in distractors_of(changed)]
@@ -331,7 +332,7 @@ def test_noise_adds_distractors_of_its_type(samples, place):
                     assert new[: len(own)] == own[: int(point.value)]
                 if type == "random":
                     assert not set(new) & set(own)
-                assert type == "counterfactual" or set(new) <= known
+                assert type in ("counterfactual", "dated") or set(new) <= known
             for text in new:
                 assert type == "own" or not find_answers(text, source.answers)
     fixed = [p for p in points if p.series.endswith("-fixed")]
@@ -349,11 +350,94 @@ def test_counterfactual_copies_differ_only_in_the_answer():
         assert len({p.text for p in distractors_of(changed)}) == 3
 
 
+def parse_year(passage: Passage) -> tuple[int, str]:
+    """Return the year that a passage states, and the text after it."""
+    match = re.fullmatch(r"Last updated in (\d{4})\. (.+)", passage.text, re.DOTALL)
+    assert match
+    return int(match[1]), match[2]
+
+
+def check_dated(points: list[Point], samples: list[Sample]) -> None:
+    """Restate the series: one gold passage has a year, its copies earlier ones, and nothing else changes."""
+    for point in points:
+        for source, changed, first in zip(
+            (s for s in samples if s.id in {c.id for c in point.samples}), point.samples, points[0].samples, strict=True
+        ):
+            assert gold(changed) == gold(first)  # the year of the gold passage is the same in all points
+            ((old, new),) = [(a, b) for a, b in zip(gold(source), gold(changed), strict=True) if a != b]
+            year, text = parse_year(new)
+            assert (text, new.title) == (old.text, old.title)
+            assert [new.text[a:b] for a, b in new.evidence] == [old.text[a:b] for a, b in old.evidence]
+            spans = find_answers(old.text, source.answers)
+            assert spans
+            pieces = [old.text[a:b] for (_, a), (b, _) in pairwise([(0, 0), *spans, (len(old.text),) * 2])]
+            copies = [p for p in distractors_of(changed) if p.text.startswith("Last updated in ")]
+            assert len(copies) == point.value
+            for copy in copies:
+                copy_year, copy_text = parse_year(copy)
+                assert copy_year < year
+                pattern = re.escape(pieces[0]) + "(?P<value>.+)" + "(?P=value)".join(map(re.escape, pieces[1:]))
+                assert re.fullmatch(pattern, copy_text)["value"] not in source.answers
+            assert str(year) not in source.answers
+    for smaller, larger in pairwise([p for p in points if p.series == "dated"]):
+        for a, b in zip(smaller.samples, larger.samples, strict=True):
+            assert set(a.passages) < set(b.passages)
+
+
+def test_dated_copies_have_earlier_years_than_the_gold_passage():
+    for name in ("reading-1", "reading-5", "two-hop", "contradicted"):
+        points = build_points("noise", read_shipped(name)[:40], distractors="dated", counts=(0, 1, 4))
+        assert [p.name for p in points] == [f"dated{mode}-{n}" for mode in ("", "-fixed") for n in (0, 1, 4)]
+        check_dated(points, read_shipped(name)[:40])
+
+
+def test_dated_copies_of_a_passage_that_states_a_year():
+    samples = [
+        Sample(str(year), "When?", (str(year),), (Passage("", f"It was in {year}. Yes, {year}!", True),))
+        for year in range(2008, 2022)
+    ]
+    check_dated(build_points("noise", samples, distractors="dated", counts=(0, 2, 8), lengths="growing"), samples)
+
+
+def test_noise_has_up_to_48_distractors_of_every_type():
+    samples = read_shipped("reading-5")[:120]
+    points = build_points("noise", samples, counts=(0, 32, 48), lengths="growing")
+    assert [p.name for p in points] == [
+        f"{type}-{n}" for type in ("random", "own", "counterfactual", "dated") for n in (0, 32, 48)
+    ]
+    for point in points:
+        assert point.left_out == 0
+        assert {len(s.passages) for s in point.samples} == {1 + int(point.value)}
+        assert all(len({p.text for p in s.passages}) == len(s.passages) for s in point.samples)
+
+
+def test_notes_say_what_distinguishes_copies_from_gold():
+    points = build_points("noise", TWINS["reading-5"], counts=2, lengths="growing")
+    notes = {p.series: p.note for p in points}
+    assert notes["counterfactual"].endswith("that state another value; nothing distinguishes them from it")
+    assert notes["dated"].endswith("that state another value and an earlier year than it")
+    (layout,) = build_points("layout", TWINS["two-hop"], layouts="contradicted")
+    assert "nothing distinguishes the two" in layout.note
+
+
+def test_years_of_older_versions_are_earlier():
+    for seed in range(200):
+        newest, older = draw_years(Random(seed), 6)
+        assert newest in YEARS
+        assert all(year in YEARS and year < newest for year in older)
+        assert draw_years(Random(seed), 3) == (newest, older[:3])
+        without = {str(year) for year in YEARS[1:-1]}
+        assert draw_years(Random(seed), 2, without) == (YEARS[-1], [YEARS[0]] * 2)
+    assert {draw_years(Random(seed), 0)[0] for seed in range(200)} == set(YEARS[1:])
+    assert draw_years(Random(0), 4, map(str, YEARS)) == draw_years(Random(0), 4)
+
+
 def test_at_fixed_length_noise_replaces_harmless_passages():
     samples = TWINS["reading-5"]
     points = build_points("noise", samples, counts=(0, 1, 4), total=8, lengths="fixed")
-    assert [p.name for p in points] == [f"{type}-fixed-{n}" for type in ("own", "counterfactual") for n in (0, 1, 4)]
-    for series in ("own", "counterfactual"):
+    types = ("own", "counterfactual", "dated")
+    assert [p.name for p in points] == [f"{type}-fixed-{n}" for type in types for n in (0, 1, 4)]
+    for series in types[:2]:
         none, one, four = (get_point(points, f"{series}-fixed-{n}") for n in (0, 1, 4))
         for source, a, b, c in zip(samples, none.samples, one.samples, four.samples, strict=True):
             assert len(a.passages) == len(b.passages) == len(c.passages) == 8
@@ -394,7 +478,7 @@ def test_retrieved_distractors_come_first_and_do_not_answer():
         assert len({p.text for p in others}) == 19
         assert not {p.text for p in others} & {p.text for p in source.passages}
     default_points = build_points("noise", samples, retrieve=retrieve, lengths="growing", counts=1)
-    assert [p.series for p in default_points] == ["random", "own", "retrieved", "counterfactual"]
+    assert [p.series for p in default_points] == ["random", "own", "retrieved", "counterfactual", "dated"]
 
 
 # --- layout
@@ -441,6 +525,48 @@ def test_hops_are_arranged_by_the_layout(samples):
         assert not copy.evidence
         assert not find_answers(copy.text, source.answers)
         assert [p for p in changed.passages if p != copy] == list(source.passages)
+
+
+@pytest.mark.parametrize("documents", [3, 5, 16, 32])
+def test_layouts_can_have_more_passages(documents):
+    samples = read_shipped("two-hop")[:60]
+    points = build_points("layout", samples, documents=documents)
+    assert [p.name for p in points] == list(LAYOUTS)
+    given = get_point(points, "given")
+    assert given.left_out == 0
+    assert given.note == f"as given, among {documents} documents"
+    others = {p.text for sample in samples for p in distractors_of(sample)}
+    first_places = []
+    for source, changed in pair_samples(given, samples):
+        assert len(changed.passages) == documents
+        assert gold(changed) == gold(source)
+        own = [p for p in changed.passages if p in source.passages]
+        assert distractors_of(replace(source, passages=tuple(own))) == distractors_of(source)[: documents - 2]
+        assert own == [p for p in source.passages if p in own]
+        for passage in changed.passages:
+            if passage not in own:
+                assert passage.text in others
+                assert not find_answers(passage.text, source.answers)
+        assert len({p.text for p in changed.passages}) == documents
+        first_places.append(changed.passages.index(gold(changed)[0]))
+    assert max(first_places) > documents / 2 - 2
+    for name in ("adjacent", "separated", "reversed"):
+        for source, changed in zip(given.samples, get_point(points, name).samples, strict=True):
+            assert Counter(changed.passages) == Counter(source.passages)
+            assert distractors_of(changed) == distractors_of(source)
+            assert gold(changed) == (order_hops(source)[::-1] if name == "reversed" else order_hops(source))
+    if documents == 5:
+        assert list(given.samples) == samples
+
+
+def test_more_passages_keep_the_order_of_the_file():
+    hops = tuple(Passage(name, f"{name}. It is X.", True) for name in "abc")
+    meta = {"question_decomposition": [{"paragraph_support_idx": place} for place in (2, 0, 1)]}
+    sample = Sample("q", "What?", ("X",), (*hops, Passage("d", "d.")), meta)
+    other = Sample("r", "Who?", ("Y",), tuple(Passage("", f"{n} is here.") for n in range(9)))
+    (point,) = build_points("layout", [sample, other], layouts="adjacent", documents=10)
+    assert [p.title for p in point.samples[0].passages if p.gold] == ["c", "a", "b"]
+    assert len(point.samples[0].passages) == 10
 
 
 def test_the_answering_hop_is_last():
@@ -759,6 +885,19 @@ SAMPLES = TWINS["reading-5"]
             {},
             "an answer of another sample that can replace its own, which the sample lacks",
         ),
+        (
+            "layout",
+            TWINS["two-hop"],
+            {"documents": 1},
+            "layout needs room for .* documents=1, which all 12",
+        ),
+        (
+            "layout",
+            TWINS["two-hop"],
+            {"documents": 999},
+            "documents=999, .* lack; give another number, or more",
+        ),
+        ("layout", TWINS["two-hop"], {"documents": (5, 9)}, "documents takes one value, got 2: 5, 9"),
         ("position", TWINS["two-hop"], {}, "needs exactly one gold passage, which all 12 samples lack"),
         ("position", TWINS["reading-1"], {}, "there would be 1 document; give more: documents=5"),
         ("position", SAMPLES, {"documents": 9999}, "position needs 9998 passages besides the gold one, which all 12"),

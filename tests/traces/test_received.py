@@ -13,6 +13,7 @@ from synthetic_decodings import HEADS, LAYERS, VISIBILITY, batch_steps, decode_a
 
 from floatscope.canvas import Reductions
 from floatscope.errors import UserError
+from floatscope.schema import State
 from floatscope.traces import Trace
 from floatscope.traces.recorder import Recorder
 
@@ -271,15 +272,91 @@ def test_other_groups_have_their_own_names():
         trace.received()
 
 
-def test_keys_that_too_few_rows_see_are_not_eligible():
+def test_a_key_that_is_not_eligible_at_one_step_is_eligible_at_none():
     trace = record_traces([decode_mdm(0, 6, 5, 4)])[0]
     trace.arrays["eligible"][:] = 1
     trace.arrays["eligible"][1, :, :, 4] = 0
     eligible = trace.received(layer=1, eligible=True)
-    assert np.isnan(eligible[1, 4])
     expected = trace.received(layer=1)
-    expected[1, 4] = np.nan
+    expected[:, 4] = np.nan
     np.testing.assert_array_equal(eligible, expected)
+
+
+def test_a_step_without_rows_of_the_group_does_not_decide_which_keys_are_eligible():
+    trace = record_traces([decode_mdm(0, 6, 5, 4)])[0]
+    trace.arrays["eligible"][:] = 1
+    trace.arrays["eligible"][2, :, GROUP["masked"]] = 0
+    trace.arrays["states"][2] = State.PROMPT  # no row is masked
+    eligible, expected = (trace.received(1, "masked", eligible=flag) for flag in (True, False))
+    expected[2] = np.nan
+    np.testing.assert_array_equal(eligible, expected)
+    trace.arrays["states"][2] = State.MASKED  # rows that have no eligible key leave none
+    assert np.isnan(trace.received(1, "masked", eligible=True)).all()
+    trace.arrays["states"][:] = State.PROMPT
+    assert np.isnan(trace.received(1, "masked", eligible=True)).all()
+
+
+def count_visible_rows(trace: Trace, step: int, layer: int, group: str, key: int) -> tuple[int, int]:
+    """The rows of the group at a step, and how many of them see the key; of a cached model the rows so far. Layer 1 has
+    a window of 2."""
+    n, is_cached = int(trace.arrays["keys"][step]), trace.meta.get("rows") == "cache"
+    commits = zip(*(trace.arrays[f"commit_{name}"].tolist() for name in ("step", "row")), strict=True)
+    predicting = {row for t, row in commits if t == step}
+    states = trace.arrays["states"][step]
+    rows = {"all": range(n), "masked": np.flatnonzero(states[:n] == State.MASKED), "predicting": predicting}[group]
+    seen = [row for row in rows if (not is_cached or key <= row) and (layer != 1 or abs(row - key) <= 2)]
+    return len(rows), len(seen)
+
+
+@seeds
+@pytest.mark.parametrize("group", ["all", "masked", "predicting"])
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_eligible_keys_are_seen_by_enough_rows_at_every_step(seed, group, is_cached):
+    """At least 16 rows, or all rows of a smaller group; by counting."""
+    if is_cached:
+        trace = record_traces([decode_arm(seed, 20, 6)[0]], meta={"rows": "cache"})[0]
+    else:
+        trace = record_traces([decode_mdm(seed, 14, 8, 4)])[0]
+    values, every = (trace.received(group=group, eligible=flag) for flag in (True, False))
+    steps, keys = range(len(trace.arrays["keys"])), range(values.shape[-1])
+    for layer in range(LAYERS):
+        counts = {(t, j): count_visible_rows(trace, t, layer, group, j) for t in steps for j in keys}
+        measured = [t for t in steps if counts[t, 0][0]]
+        enough = [j for j in keys if all(counts[t, j][1] >= min(16, counts[t, j][0]) for t in measured)]
+        for t in steps:
+            own = enough if t in measured else []
+            assert np.flatnonzero(np.isfinite(values[t, layer])).tolist() == own
+            np.testing.assert_array_equal(values[t, layer, own], every[t, layer, own])
+    if is_cached and group == "all":
+        assert np.isfinite(values[-1, 0]).sum() == 5  # at the first step 16 of 20 rows see key 4
+
+
+@seeds
+@pytest.mark.parametrize("group", ["all", "predicting"])
+def test_the_anchor_path_is_the_top_key_where_its_lift_is_at_least_two(seed, group):
+    trace = record_traces([decode_mdm(seed, 6, 5, 4)])[0]
+    for layer in (*range(LAYERS), "mean"):
+        lift = trace.received(layer, group, "lift", eligible=True)
+        expected = []
+        for row in lift:
+            best = max((x for x in row if x == x), default=0.0)
+            expected.append(int(np.flatnonzero(row == best)[0]) if best >= 2 else -1)
+        path = trace.anchor_path(layer, group)
+        assert path.tolist() == expected
+        is_anchor = path >= 0
+        assert (path[is_anchor] == trace.top_key(layer, group)[is_anchor]).all()
+    np.testing.assert_array_equal(trace.anchor_path(group=group)[:, 1], trace.anchor_path(1, group))
+
+
+@pytest.mark.parametrize(("lift", "is_anchor"), [(1.99, False), (2.0, True), (2.01, True)])
+def test_a_lift_of_two_is_an_anchor(lift, is_anchor):
+    trace = record_traces([decode_mdm(0, 6, 5, 4)])[0]
+    trace.arrays["uniform"][:] = 1 / 16  # so that a lift of 2 has no rounding error
+    trace.arrays["received"][:] = 1 / 16
+    trace.arrays["received"][..., 3] = lift / 16
+    trace.arrays["eligible"][:] = 1
+    assert (trace.anchor_path() == (3 if is_anchor else -1)).all()
+    assert (trace.top_key() == 3).all()
 
 
 def test_top_key_has_the_shape_of_the_layers_it_is_given():

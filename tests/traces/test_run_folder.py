@@ -22,6 +22,7 @@ from trace_equality import assert_equal_traces
 
 from floatscope.errors import UserError
 from floatscope.traces import Run, Trace, create_run, open_run
+from floatscope.traces.run_record import read_record, write_record
 
 IDS = [f"nq-{i}" for i in range(6)]
 SETTINGS = {"model": "twin:mdm", "steps": 4, "sampler": {"name": "confidence", "temperature": 0.0}, "seeds": [0, 1]}
@@ -182,7 +183,7 @@ def test_a_file_is_not_a_run_folder(folder):
 def test_a_damaged_run_json_is_refused(folder, text):
     create_run(folder, SETTINGS, IDS).close()
     (folder / "run.json").write_text(text, "latin-1")
-    with pytest.raises(UserError, match=r"run.json is damaged, or floatscope did not write it; restore it"):
+    with pytest.raises(UserError, match=r"run.json is damaged, or floatscope did not write it \(.+\); restore it"):
         open_run(folder)
     with pytest.raises(UserError, match="is damaged"):
         create_run(folder, SETTINGS, IDS, resume=True)
@@ -190,8 +191,7 @@ def test_a_damaged_run_json_is_refused(folder, text):
 
 def test_a_run_of_another_format_is_refused(folder):
     create_run(folder, SETTINGS, IDS).close()
-    record = json.loads((folder / "run.json").read_text())
-    (folder / "run.json").write_text(json.dumps(record | {"format": 3}))
+    write_record(folder, read_record(folder) | {"format": 3})
     with pytest.raises(UserError, match="has run format 3, but this floatscope reads 1 and 2: open it with"):
         open_run(folder)
 

@@ -8,10 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from matplotlib.image import imread
+from matplotlib.lines import Line2D
 from synthetic_decodings import decode_arm, decode_mdm, record_traces
 
 from floatscope.errors import UserError
 from floatscope.traces import Trace
+from floatscope.traces.temporal_map import COMMIT, TOP
 
 
 def wide_trace(keys: int) -> Trace:
@@ -38,18 +40,66 @@ def test_a_picture_is_written(tmp_path, keys):
     assert figure.axes[-1].get_ylabel() == "lift (1 = uniform attention)"
 
 
-def test_commits_and_top_keys_are_drawn_at_their_positions():
-    trace = record_traces([decode_mdm(0, 6, 5, 4)])[0]
+def with_anchors(path: list[int]) -> Trace:
+    """A trace whose anchor path is `path` in all layers; −1 is a step whose largest lift is 1.5, at key 1."""
+    trace = record_traces([decode_mdm(0, 6, 5, len(path))])[0]
     trace.arrays["eligible"][:] = 1
-    trace.arrays["eligible"][2] = 0
-    trace.arrays["eligible"][2, :, :, 3] = 1  # only key 3 is eligible at step 2
-    commits, tops = trace.plot(layer=1, scale="percent").axes[0].lines
+    trace.arrays["received"][:] = trace.arrays["uniform"][:, trace.arrays["layer_visibility"]]
+    for step, key in enumerate(path):
+        trace.arrays["received"][step, :, :, max(key, 1)] *= 4 if key >= 0 else 1.5
+    return trace
+
+
+def top_line(trace: Trace, **options: object) -> Line2D:
+    (line,) = (line for line in trace.plot(**options).axes[0].lines if line.get_color() == TOP)
+    return line
+
+
+@pytest.mark.parametrize("scale", ["lift", "percent", "visible"])
+def test_commits_and_top_keys_are_drawn_at_their_positions(scale):
+    trace = with_anchors([7, -1, 3, 7])
+    commits, tops = trace.plot(layer=1, scale=scale).axes[0].lines
     np.testing.assert_array_equal(commits.get_xdata(), trace.arrays["commit_position"])
     np.testing.assert_array_equal(commits.get_ydata(), trace.arrays["commit_step"])
-    expected = trace.received(1).argmax(1)
-    expected[2] = 3
-    np.testing.assert_array_equal(tops.get_xdata(), expected)
-    np.testing.assert_array_equal(tops.get_ydata(), np.arange(4))
+    assert tops.get_xdata().tolist() == [7, 3, 7]
+    assert tops.get_ydata().tolist() == [0, 2, 3]
+    assert trace.anchor_path(1).tolist() == [7, -1, 3, 7]
+
+
+def test_a_key_that_is_not_eligible_at_one_step_is_marked_and_never_drawn():
+    trace = with_anchors([7, 7, 3, 7])
+    trace.arrays["eligible"][2, :, :, 7] = 0
+    assert top_line(trace, layer=1).get_xdata().tolist() == [3]  # without key 7 no other step has an anchor
+    bars = [line for line in trace.plot(layer=1).axes[0].lines if line.get_color() not in (TOP, COMMIT)]
+    assert [bar.get_xdata().tolist() for bar in bars] == [pytest.approx([6.6, 7.4])]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("layer", [0, 1, 2, None])
+@pytest.mark.parametrize("group", ["all", "predicting"])
+def test_the_line_is_the_anchor_path(seed, layer, group):
+    trace = record_traces([decode_mdm(seed, 6, 5, 4)])[0]
+    path = trace.anchor_path("mean" if layer is None else layer, group)
+    line = top_line(trace, layer=layer, group=group)
+    np.testing.assert_array_equal(line.get_ydata(), np.flatnonzero(path >= 0))
+    np.testing.assert_array_equal(line.get_xdata(), path[path >= 0])
+
+
+@pytest.mark.parametrize("view", ["row", "prefix"])
+@pytest.mark.parametrize("head", [None, 1])
+def test_the_line_of_a_growing_canvas_is_the_anchor_path(view, head):
+    trace = record_traces([decode_arm(0, 20, 6)[0]], meta={"rows": "cache"})[0]
+    path = trace.anchor_path(0, head=head, view=view)
+    line = top_line(trace, layer=0, head=head, view=view)
+    np.testing.assert_array_equal(line.get_ydata(), np.flatnonzero(path >= 0))
+    np.testing.assert_array_equal(line.get_xdata(), path[path >= 0])
+
+
+def test_without_uniform_attention_the_largest_value_is_drawn():
+    trace = with_anchors([7, 2, 3, 7])
+    arrays = {name: array for name, array in trace.arrays.items() if name not in ("uniform", "eligible")}
+    line = top_line(replace(trace, arrays=arrays), layer=1, scale="mean")
+    np.testing.assert_array_equal(line.get_xdata(), trace.received(1).argmax(1))
 
 
 def test_masked_cells_are_outlined():

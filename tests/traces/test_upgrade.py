@@ -17,6 +17,7 @@ from floatscope.analysis.experiments import read_experiment
 from floatscope.analysis.stress_tests import read_stress
 from floatscope.errors import UserError
 from floatscope.traces import Trace, create_run, open_run
+from floatscope.traces.run_record import read_record
 from floatscope.traces.trace_file import BLANK_DIGEST
 from floatscope.traces.upgrade import DEFAULT_TEMPLATE, FIELDS, SETTINGS, upgrade_settings
 
@@ -60,7 +61,7 @@ def write_run(folder: Path, samples: list[str] = IDS) -> Path:
 
 def downgrade(folder: Path) -> Path:
     """Rewrite a run folder as 0.6 would have written it."""
-    record = json.loads((folder / "run.json").read_text())
+    record = read_record(folder)  # 0.6 had no digests
     (folder / "run.json").write_text(json.dumps(record | {"format": 1, "settings": OLD_SETTINGS}))
     for file in (folder / "samples").iterdir():
         raw = file.read_bytes()
@@ -149,7 +150,7 @@ def test_an_old_template_becomes_a_chat_flag():
 
 def test_an_old_evaluation_is_read(tmp_path):
     create_run(tmp_path / "scores", {"kind": "evaluation"}, IDS).close()
-    record = json.loads((tmp_path / "scores" / "run.json").read_text())
+    record = read_record(tmp_path / "scores")
     old = record | {"format": 1, "settings": {"what": "evaluation", "prompt": "default", "template": "chat"}}
     (tmp_path / "scores" / "run.json").write_text(json.dumps(old))
     lines = [{"id": "a", "acc": 1.0, "measures": {"nll": None}}, {"id": "b", "acc": 0.0, "measures": {"nll": 2.0}}]

@@ -7,7 +7,7 @@ fs.analysis.estimate(table, "lift", by=["layer", "set"])     # mean with its 95 
 fs.analysis.difference(table, control, "lift")               # paired difference
 """
 
-from floatscope.analysis.anchor_movement import drift, floating, head_floating, layer_drift, lifetimes, top_keys
+from floatscope.analysis.anchor_movement import drift, head_floating, layer_drift, lifetimes
 from floatscope.analysis.anchor_tables import (
     absorption,
     anchor_classes,
@@ -22,14 +22,16 @@ from floatscope.analysis.depth import find_crossing, predicting_rows, structure,
 from floatscope.analysis.detectors import Detector, detect, parse_detector
 from floatscope.analysis.evaluations import Evaluation, open_evaluation
 from floatscope.analysis.experiments import effects
+from floatscope.analysis.floating import floating, top_keys
 from floatscope.analysis.heads import dormant_share, head_activity, masked_rows
 from floatscope.analysis.influence_correlation import influence
+from floatscope.analysis.position_profile import position_profile
 from floatscope.analysis.qk_decomposition import attribution, key_zscores, norms, qk
 from floatscope.analysis.region_flow import flow, region_importance, rollout, rollout_distance
 from floatscope.analysis.retrieval_heads import head_correlation, head_map, layer_profile, retrieval
 from floatscope.analysis.run_tables import RunTables, analyse
 from floatscope.analysis.sample_table import samples
-from floatscope.analysis.statistics import difference, estimate
+from floatscope.analysis.statistics import bootstrap, difference, estimate, holm
 from floatscope.analysis.stress_tests import position_gap, stress_curve
 from floatscope.analysis.trace_view import TraceView, trace_views
 
@@ -45,6 +47,7 @@ __all__ = [
     "anchors",
     "arness",
     "attribution",
+    "bootstrap",
     "commits",
     "concentration",
     "coupling",
@@ -62,6 +65,7 @@ __all__ = [
     "head_correlation",
     "head_floating",
     "head_map",
+    "holm",
     "influence",
     "key_zscores",
     "layer_drift",
@@ -73,6 +77,7 @@ __all__ = [
     "order",
     "parse_detector",
     "position_gap",
+    "position_profile",
     "predicting_rows",
     "qk",
     "region_importance",

@@ -1,14 +1,12 @@
-"""Floating: does an anchor stay in place while a canvas is denoised, and is it at the same place in every text?
+"""The movement of anchors over steps, over layers and in single heads.
 
-    floating(run)              # a row per sample and layer: within, across
-    top_keys(run)              # a row per step and layer: the key of largest lift
     drift(run)                 # a row per layer: displacement, changes, variances, Jaccard index, frontiers
     lifetimes(run)             # a row per layer: static, flash, vanishing and moving anchors; split
-    layer_drift(run)           # a row per step: the movement of the top key from layer to layer
+    layer_drift(run)           # a row per step: the movement of the top key, and of attention, from layer to layer
     head_floating(run)         # a row per layer and head: the movement of a single head's top key
 
-All values are lifts, over the rows of the whole forward or prefix. An untrained bidirectional model floats too: only
-the difference from the control is meaningful.
+All values are lifts, over the rows of the whole forward or prefix, at the steps that write the answer. The top key
+counts where it is an anchor, with a lift of at least 2. `analysis.floating` has the indices of floating.
 """
 
 from __future__ import annotations
@@ -19,75 +17,27 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float, Int
 
-from floatscope.analysis.detectors import Detector
-from floatscope.analysis.trace_view import Source, TraceView, argmax_key, per_sample
-from floatscope.schema import MIN_VISIBLE_ROWS
+from floatscope.analysis.floating import attention_moved
+from floatscope.analysis.trace_view import TraceView, argmax_key, per_sample
+from floatscope.schema import MIN_ANCHOR_LIFT, MIN_VISIBLE_ROWS, TOP_STATS
 
 STATIC_SHARE = 0.9
 """An anchor that stays for this share of the steps is static."""
 LIFETIME_CLASSES = ("static", "flash", "vanishing", "moving")
 FRONTIERS = ("leftmost mask", "rightmost mask", "last commit", "block end")
-THIRDS = ("shallow", "middle", "deep")
-
-
-@per_sample
-def top_keys(view: TraceView) -> pd.DataFrame:
-    """The key of largest lift, `top_key`, among the keys that are eligible at every step: a row per step and layer.
-
-    It is −1 where nothing was measured.
-    """
-    steps, layers = view.top_path.shape
-    return pd.DataFrame(
-        {
-            "sample": view.sample,
-            "step": np.repeat(np.arange(steps), layers),
-            "layer": np.tile(view.layers, steps),
-            "depth": np.tile(view.depth, steps),
-            "top_key": view.top_path.ravel(),
-        }
-    )
-
-
-def floating(source: Source, detector: str | Detector = "zscore") -> pd.DataFrame:
-    """The floating index: a row per sample and layer.
-
-    `within` is 1 − the share of the steps whose top key is the modal top key of the sample and layer: does the anchor
-    move while one canvas is denoised? `across` is the same with the modal key of the layer over all samples: is it at
-    the same place in every text? `third` is the third of the model that the layer is in. The index does not depend on
-    the detector.
-
-        fs.analysis.floating(run).groupby("layer")["within"].mean()
-    """
-    return floating_index(top_keys(source, detector))
-
-
-def floating_index(table: pd.DataFrame) -> pd.DataFrame:
-    """Return `floating` from a table of `top_keys`. Of tied modes the smaller key counts."""
-    measured = table[table["top_key"] >= 0]
-    layer_mode = measured.groupby("layer")["top_key"].agg(_mode)
-    sample_mode = measured.groupby(["sample", "layer"], sort=False)["top_key"].transform(_mode)
-    moves = measured.assign(
-        within=measured["top_key"] != sample_mode, across=measured["top_key"] != measured["layer"].map(layer_mode)
-    )
-    index = moves.groupby(["sample", "layer", "depth"], sort=False)[["within", "across"]].mean().reset_index()
-    return index.assign(third=[depth_third(depth) for depth in index["depth"]])
-
-
-def depth_third(depth: float) -> str:
-    """Return the third of the model that a relative depth is in: shallow, middle or deep."""
-    return THIRDS[min(2, int(depth * 3))]
 
 
 @per_sample
 def drift(view: TraceView) -> pd.DataFrame:
-    """How the top key and the anchors move over the steps, among the keys that are eligible at every step: a row per
-    layer.
+    """How the top key and the anchors move over the steps: a row per layer.
 
     `displacement`, `changes` and `slope` of the top key; `spatial_variance` of the lift over keys; `temporal_variance`
     of the anchors' centroid, weighted by lift, over the steps with anchors; `jaccard_next` of the anchors of
     consecutive steps, `jaccard_first` with those of the first step; the correlation of the top key with each frontier.
     """
-    path = np.where(view.top_path >= 0, view.top_path, np.nan)  # [step, layer]
+    steps = view.steps_with_commits
+    path = _path(view)
+    anchors = view.anchors[steps]
     size = float(view.keys.max())
     centroid = _centroid(view)
     table = {
@@ -96,15 +46,15 @@ def drift(view: TraceView) -> pd.DataFrame:
         "depth": view.depth,
         "displacement": np.nansum(np.abs(np.diff(path, axis=0)), 0),
         "changes": (np.abs(np.diff(path, axis=0)) > 0).sum(0),
-        "slope": [_slope(path[:, layer]) for layer in range(path.shape[1])],
+        "slope": [_slope(steps, path[:, layer]) for layer in range(path.shape[1])],
         "spatial_variance": _spatial_variance(view),
         "temporal_variance": _variance(centroid),
         "temporal_variance_relative": _variance(centroid / size),
-        "jaccard_next": _jaccard(view.persistent_anchors[:-1], view.persistent_anchors[1:]),
-        "jaccard_first": _jaccard(view.persistent_anchors[:1], view.persistent_anchors[1:]),
+        "jaccard_next": _jaccard(anchors[:-1], anchors[1:]),
+        "jaccard_first": _jaccard(anchors[:1], anchors[1:]),
     }
     for name, frontier in frontiers(view).items():
-        table[name] = [_correlation(path[:, layer], frontier) for layer in range(path.shape[1])]
+        table[name] = [_correlation(path[:, layer], frontier[steps]) for layer in range(path.shape[1])]
     return pd.DataFrame(table)
 
 
@@ -137,7 +87,7 @@ def lifetimes(view: TraceView) -> pd.DataFrame:
     rows = []
     split = _split_share(view)
     for layer, number in enumerate(view.layers):
-        is_anchor = view.anchors[:, layer]  # [step, key]
+        is_anchor = view.anchors[view.steps_with_commits, layer]  # [step, key]
         spans = list(_find_spans(is_anchor))
         classes = [_classify_lifetime(start, stop, is_anchor) for start, stop in spans]
         rows.append(
@@ -156,20 +106,29 @@ def lifetimes(view: TraceView) -> pd.DataFrame:
 
 @per_sample
 def layer_drift(view: TraceView) -> pd.DataFrame:
-    """The top key followed through the layers of one step: a row per step.
+    """The top key and the attention followed through the layers: a row per step with a commit that counts.
 
-    `distinct_keys` counts the keys that it visits, `jaccard_next` compares the anchors of neighbouring layers.
+    `pairs` counts the neighbouring layers that both have an anchor; `changes` of them have different top keys, and
+    `displacement` is the sum of their distances. `distinct_keys` counts the keys that lead, `jaccard_next` compares the
+    anchors of neighbouring layers, and `moved` is the mean attention moved from a layer to the next.
     """
-    hops = np.diff(np.where(view.top_path >= 0, view.top_path, np.nan), axis=1)  # NaN next to a layer without a top key
-    layers_first = (np.moveaxis(a, 1, 0) for a in (view.anchors[:, :-1], view.anchors[:, 1:]))
+    steps = view.steps_with_commits
+    path = _path(view)
+    hops = np.diff(path, axis=1)  # NaN next to a layer without an anchor
+    anchors, received = view.anchors[steps], view.received[steps]
+    layers_first = (np.moveaxis(a, 1, 0) for a in (anchors[:, :-1], anchors[:, 1:]))
+    present = (np.arange(received.shape[-1]) < view.keys[steps, None])[:, None]
+    moved = attention_moved(received[:, :-1], received[:, 1:], present).sum(-1)  # [step, layer pair]
     return pd.DataFrame(
         {
             "sample": view.sample,
-            "step": np.arange(view.steps),
+            "step": steps,
             "displacement": np.nansum(np.abs(hops), 1),
             "changes": (np.abs(hops) > 0).sum(1),
-            "distinct_keys": [len(set(row) - {-1}) for row in view.top_path.tolist()],
+            "pairs": np.isfinite(hops).sum(1),
+            "distinct_keys": [len(set(row[np.isfinite(row)])) for row in path],
             "jaccard_next": _jaccard(*layers_first),
+            "moved": moved.mean(1) if moved.shape[1] else np.nan,
         }
     )
 
@@ -178,28 +137,32 @@ def layer_drift(view: TraceView) -> pd.DataFrame:
 def head_floating(view: TraceView) -> pd.DataFrame:
     """The movement of a single head's top key: a row per layer and head, with `within` and the number of `changes`.
 
-    It reads the steps whose forward had all rows, and is NaN if there is only one, as with a cache.
+    It reads the steps with a commit that counts whose forward had all rows and whose top key is an anchor; NaN if there
+    are fewer than two, as with a cache.
     """
-    group = view.trace.coords["group"].index("all")
-    path = view.trace.require("top_key")[view.has_all_rows][:, :, :, group, 0]  # [step, layer, head]
-    steps, layers, heads = path.shape
-    mode_counts = np.array([_mode_count(path[:, layer, head]) for layer in range(layers) for head in range(heads)])
-    has_several = steps > 1
+    group, lift = view.trace.coords["group"].index("all"), TOP_STATS.index("lift")
+    steps = view.steps_with_commits[view.has_all_rows[view.steps_with_commits]]
+    keys = view.trace.require("top_key")[steps][:, :, :, group, 0]  # [step, layer, head]
+    lifts = view.trace.require("top")[steps][:, :, :, group, 0, lift]
+    paths = np.where(lifts >= MIN_ANCHOR_LIFT, keys, -1).reshape(len(steps), -1).T  # [layer and head, step]
+    counted = [path[path >= 0] for path in paths]
+    layers, heads = keys.shape[1:]
     return pd.DataFrame(
         {
             "sample": view.sample,
             "layer": np.repeat(view.layers, heads),
             "depth": np.repeat(view.depth, heads),
             "head": np.tile(np.arange(heads), layers),
-            "within": 1 - mode_counts / steps if has_several else np.nan,
-            "changes": (np.diff(path, axis=0) != 0).sum(0).ravel() if has_several else np.nan,
+            "within": [1 - _mode_count(path) / len(path) if len(path) > 1 else np.nan for path in counted],
+            "changes": [float((np.diff(path) != 0).sum()) if len(path) > 1 else np.nan for path in counted],
         }
     )
 
 
-def _mode(values: pd.Series) -> int:
-    keys, counts = np.unique(values.to_numpy(), return_counts=True)
-    return int(keys[counts.argmax()])
+def _path(view: TraceView) -> Float[np.ndarray, "step layer"]:
+    """The top key at the steps that count; NaN where it is not an anchor."""
+    path = view.anchor_path[view.steps_with_commits]
+    return np.where(path >= 0, path, np.nan)
 
 
 def _mode_count(values: Int[np.ndarray, " step"]) -> int:
@@ -208,7 +171,8 @@ def _mode_count(values: Int[np.ndarray, " step"]) -> int:
 
 
 def _centroid(view: TraceView) -> Float[np.ndarray, "step layer"]:
-    weight = np.where(view.persistent_anchors, np.nan_to_num(view.lift), 0.0)
+    steps = view.steps_with_commits
+    weight = np.where(view.anchors[steps], np.nan_to_num(view.lift[steps]), 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):
         centroid: np.ndarray = (weight * np.arange(weight.shape[-1])).sum(-1) / weight.sum(-1)
     return centroid
@@ -216,8 +180,9 @@ def _centroid(view: TraceView) -> Float[np.ndarray, "step layer"]:
 
 def _spatial_variance(view: TraceView) -> Float[np.ndarray, " layer"]:
     """The variance over keys of the mean lift over steps."""
-    is_eligible = np.isfinite(view.lift)
-    mean = np.nansum(view.lift, 0) / np.where(is_eligible.any(0), is_eligible.sum(0), np.nan)  # [layer, key]
+    lift = view.lift[view.steps_with_commits]
+    is_eligible = np.isfinite(lift)
+    mean = np.nansum(lift, 0) / np.where(is_eligible.any(0), is_eligible.sum(0), np.nan)  # [layer, key]
     return _variance(mean.T)
 
 
@@ -240,11 +205,11 @@ def _jaccard(
     return np.where(n > 0, np.nansum(index, 0) / np.maximum(n, 1), np.nan)
 
 
-def _slope(path: Float[np.ndarray, " step"]) -> float:
+def _slope(steps: Int[np.ndarray, " step"], path: Float[np.ndarray, " step"]) -> float:
     is_measured = np.isfinite(path)
     if is_measured.sum() < 2:
         return float("nan")
-    return float(np.polyfit(np.flatnonzero(is_measured), path[is_measured], 1)[0])
+    return float(np.polyfit(steps[is_measured], path[is_measured], 1)[0])
 
 
 def _correlation(path: Float[np.ndarray, " step"], frontier: Float[np.ndarray, " step"]) -> float:
@@ -277,15 +242,11 @@ def _split_share(view: TraceView) -> Float[np.ndarray, " layer"]:
     """The attention of unmasked rows is that of all rows minus the masked ones; steps without either are left out."""
     trace = view.trace
     n, masked = trace.arrays["queries"], view.is_masked.sum(1)
-    has_both = (masked > 0) & (masked < n)
+    has_both = (masked > 0) & (masked < n) & np.isin(np.arange(view.steps), view.steps_with_commits)
     if not has_both.any() or trace.meta.get("rows") == "cache":
         return np.full(len(view.layers), np.nan)
+    is_eligible = _eligible_for_unmasked_rows(view)
     n, masked = n[has_both, None, None], masked[has_both, None, None]
-    visibility, group_index = trace.arrays["layer_visibility"], trace.coords["group"].index
-    visible_rows, visible_masked = (
-        trace.require("visible_rows")[has_both][:, visibility, group_index(group)] for group in ("all", "masked")
-    )
-    is_eligible = visible_rows - visible_masked >= (n - masked).clip(1, MIN_VISIBLE_ROWS)
     received = view.received[has_both] * n - trace.received(group="masked")[has_both] * masked
     uniform = view.uniform[has_both] * n - trace.uniform("masked")[has_both] * masked
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -296,3 +257,15 @@ def _split_share(view: TraceView) -> Float[np.ndarray, " layer"]:
     is_anchor = [np.take_along_axis(anchors, np.maximum(top, 0)[..., None], -1)[..., 0] for top in (a, b)]
     share: np.ndarray = ((a != b) & is_anchor[0] & is_anchor[1]).mean(0)
     return share
+
+
+def _eligible_for_unmasked_rows(view: TraceView) -> Bool[np.ndarray, "layer key"]:
+    """The keys that enough unmasked rows see at every step with such rows, as in `Trace.received(eligible=True)`."""
+    trace = view.trace
+    visibility, group_index = trace.arrays["layer_visibility"], trace.coords["group"].index
+    visible_rows, visible_masked = (
+        trace.require("visible_rows")[:, visibility, group_index(group)] for group in ("all", "masked")
+    )
+    unmasked = (trace.arrays["queries"] - view.is_masked.sum(1))[:, None, None]
+    is_eligible = visible_rows - visible_masked >= unmasked.clip(1, MIN_VISIBLE_ROWS)
+    return (is_eligible | (unmasked == 0)).all(0)

@@ -20,9 +20,10 @@ import pandas as pd
 from jaxtyping import Bool, Float
 
 from floatscope.analysis.detectors import check_eps, check_k, z_threshold
-from floatscope.analysis.tokens import CLASSES, require_pieces, starts_with_bos
+from floatscope.analysis.tokens import require_pieces, starts_with_bos
 from floatscope.analysis.trace_view import TraceView, per_sample
 from floatscope.errors import UserError
+from floatscope.models.token_classes import CLASSES
 from floatscope.schema import HEAD_STATS, ORDERS, QUANTITIES, RANKS, TOP_STATS
 
 EPS = tuple(np.arange(0, 10.5, 0.5))

@@ -6,8 +6,9 @@
     arness(run)                # a row per k: local and global AR-ness
     coupling(run)              # a row per layer and lag: is the top key where the next commit falls?
 
-Positions are those to be filled, counted from 0 among themselves: the masks of the first canvas, or the tokens that a
-model without masks wrote. Logits may be shifted: a commit is where its token is, not the row that predicted it.
+Commits are those of the answer, or all with `commits="all"`. Positions are counted from 0 among the positions of these
+commits; with all commits, also the masks that were never filled count. Logits may be shifted: a commit is where its
+token is, not the row that predicted it.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float, Int
 
-from floatscope.analysis.tokens import CLASSES, STRUCTURE, classify_tokens
+from floatscope.analysis.tokens import classify_tokens
 from floatscope.analysis.trace_view import TraceView, per_sample
 from floatscope.errors import UserError
+from floatscope.models.token_classes import CLASSES, STRUCTURE
 from floatscope.traces import Trace
 
 EARLY_SHARE = 0.25
@@ -41,20 +43,22 @@ def commits(view: TraceView) -> pd.DataFrame:
     """The committed tokens: a row per commit.
 
     `commit` is its index in the trace, `position` its index among the `positions` to fill; `relative_position` and
-    `relative_step` run from 0, the first, to 1, the last; `confidence` is the sampler's and `class` the token class.
+    `relative_step` run from 0, the first, to 1, the last, of the positions to fill and of the steps that fill them;
+    `confidence` is the sampler's and `class` the token class.
     """
     step, position, positions = _fill_order(view)
+    steps = view.steps_with_commits
     return pd.DataFrame(
         {
             "sample": view.sample,
-            "commit": np.arange(len(step)),
+            "commit": view.commits,
             "step": step,
             "position": position,
             "positions": positions,
             "relative_position": position / max(1, positions - 1),
-            "relative_step": step / max(1, view.steps - 1),
-            "confidence": view.trace.arrays["commit_confidence"],
-            "class": _commit_classes(view.trace),
+            "relative_step": np.searchsorted(steps, step) / max(1, len(steps) - 1),
+            "confidence": view.trace.arrays["commit_confidence"][view.commits],
+            "class": _commit_classes(view.trace)[view.commits],
         }
     )
 
@@ -97,8 +101,8 @@ def order(view: TraceView) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "sample": [view.sample],
-            "steps": view.steps,
-            "tokens_per_step": len(table) / view.steps,
+            "steps": len(view.steps_with_commits),
+            "tokens_per_step": len(table) / len(view.steps_with_commits),
             "kendall": kendall(step, table["position"].to_numpy()),
             "u_shape": relative_step[is_middle].mean() - relative_step[~is_middle].mean() if has_both else np.nan,
             "trivial_first": first,
@@ -149,9 +153,9 @@ def arness(view: TraceView, ks: Sequence[int] = KS) -> pd.DataFrame:
 def coupling(view: TraceView) -> pd.DataFrame:
     """How far the top key is from the nearest commit of its own step (lag 0) or of the next step (lag 1).
 
-    There is a row per layer and lag. `hit` is at the commit, `hit_4` within 4 positions, `distance` the mean distance,
-    over the steps that have both. `…_chance` is the expected value for a mask of the step drawn uniformly; NaN without
-    masks.
+    There is a row per layer and lag. Only the steps count whose top key is an anchor and a masked position: `steps` is
+    their number. `hit` is at the commit, `hit_4` within 4 positions, `distance` the mean distance. `…_chance` is the
+    expected value for a mask drawn uniformly at these steps. All are NaN without such a step.
     """
     _fill_order(view)  # refuses a trace without an order
     return pd.concat([_coupling_at_lag(view, lag) for lag in LAGS], ignore_index=True)
@@ -160,11 +164,14 @@ def coupling(view: TraceView) -> pd.DataFrame:
 def _fill_order(view: TraceView) -> tuple[Int[np.ndarray, " commit"], Int[np.ndarray, " commit"], int]:
     """The step and the position of each commit, and the number of positions to fill."""
     trace = view.trace
-    step, position = trace.arrays["commit_step"], trace.arrays["commit_position"]
-    if trace.meta.get("state") == "final" or not len(step):
-        problem = "is of the finished text only" if len(step) else "has no commits"
-        raise UserError(f"the trace of '{view.sample}' {problem}, so it has no order; trace a decoding, step by step")
-    to_fill = np.union1d(np.flatnonzero(view.is_masked[0]), position)
+    if trace.meta.get("state") == "final":
+        raise UserError(
+            f"the trace of '{view.sample}' is of the finished text only, so it has no order; trace a decoding, step by"
+            " step"
+        )
+    step, position = (trace.arrays[name][view.commits] for name in ("commit_step", "commit_position"))
+    to_fill = position if view.counted == "answer" else np.append(np.flatnonzero(view.is_masked[0]), position)
+    to_fill = np.unique(to_fill)
     return step, np.searchsorted(to_fill, position), len(to_fill)
 
 
@@ -189,25 +196,28 @@ def _early_weight(step: Int[np.ndarray, " commit"]) -> Float[np.ndarray, " commi
 
 
 def _coupling_at_lag(view: TraceView, lag: int) -> pd.DataFrame:
-    distance = _commit_distance(view, lag)
-    at_top = np.where(view.top_key >= 0, np.take_along_axis(distance, view.top_key.clip(0), 1), np.nan)  # [step, layer]
+    distance, path = _commit_distance(view, lag), view.anchor_path
+    on_mask = (path >= 0) & np.take_along_axis(view.is_masked, path.clip(0), 1)
+    at_top = np.where(on_mask, np.take_along_axis(distance, path.clip(0), 1), np.nan)  # [step, layer]
     is_measured = np.isfinite(at_top)
-    table = {"sample": view.sample, "layer": view.layers, "depth": view.depth, "lag": lag}
+    steps = is_measured.sum(0)
+    table = {"sample": view.sample, "layer": view.layers, "depth": view.depth, "lag": lag, "steps": steps}
     chance = {}
-    with np.errstate(invalid="ignore"):  # 0 / 0 without such steps, or without masks
+    with np.errstate(invalid="ignore"):  # 0 / 0 without such steps
         for name, measure in _MEASURES.items():
-            table[name] = np.where(is_measured, measure(at_top), 0).sum(0) / is_measured.sum(0)
+            table[name] = np.where(is_measured, measure(at_top), 0).sum(0) / steps
             expected = np.where(view.is_masked, measure(distance), 0).sum(1) / view.is_masked.sum(1)  # [step]
-            chance[f"{name}_chance"] = np.where(is_measured, expected[:, None], 0).sum(0) / is_measured.sum(0)
+            chance[f"{name}_chance"] = np.where(is_measured, expected[:, None], 0).sum(0) / steps
     return pd.DataFrame(table | chance)
 
 
 def _commit_distance(view: TraceView, lag: int) -> Float[np.ndarray, "step key"]:
-    """From each key to the nearest commit of the step `lag` later; NaN where that step commits nothing."""
+    """From each key to the nearest commit of the step `lag` later; NaN where that step has none that counts."""
     arrays, key = view.trace.arrays, np.arange(view.is_masked.shape[1])
+    commit_step, commit_position = (arrays[name][view.commits] for name in ("commit_step", "commit_position"))
     distance = np.full((view.steps, len(key)), np.nan)
     for step in range(view.steps):
-        position = arrays["commit_position"][arrays["commit_step"] == step + lag]
+        position = commit_position[commit_step == step + lag]
         if len(position):
             distance[step] = np.abs(key[:, None] - position).min(1)
     return distance

@@ -15,9 +15,9 @@ import pandas as pd
 from jaxtyping import Bool
 
 from floatscope.analysis.statistics import estimate
-from floatscope.analysis.tokens import CLASSES, STRUCTURE
 from floatscope.analysis.trace_view import TraceView, per_sample
 from floatscope.errors import UserError
+from floatscope.models.token_classes import CLASSES, STRUCTURE
 
 
 @per_sample
@@ -58,15 +58,14 @@ def find_crossing(table: pd.DataFrame) -> int | None:
 def predicting_rows(view: TraceView) -> pd.DataFrame:
     """What the predicting rows attend to: a row per layer and region.
 
-    `mass` is what an average predicting row gives a region (mean over heads and commits), `base` the same under uniform
-    attention, their `ratio`. If documents and gold are known, `other documents` are the documents that are not gold.
+    `mass` is what an average predicting row of the answer gives a region (mean over heads and commits; of all commits
+    with `commits="all"`), `base` the same under uniform attention, their `ratio`. If documents and gold are known,
+    `other documents` are the documents that are not gold.
     """
     trace = view.trace
     if "row_regions" not in trace.arrays or not trace.coords.get("region"):
         raise UserError(f"the trace of '{view.sample}' has no regions; trace samples with passages, or give regions=")
-    if not len(trace.arrays["row_regions"]):
-        raise UserError(f"the trace of '{view.sample}' has no commits, so it has no predicting rows; trace a decoding")
-    mass = trace.arrays["row_regions"].astype(np.float64).mean((0, 2))  # [layer, region]
+    mass = trace.arrays["row_regions"][view.commits].astype(np.float64).mean((0, 2))  # [layer, region]
     base, names = view.uniform_region_mass, list(trace.coords["region"])
     documents = [i for i, name in enumerate(names) if name.startswith("document ")]
     if documents and "gold" in names:

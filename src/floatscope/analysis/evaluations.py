@@ -9,21 +9,23 @@ A folder holds `run.json` and `predictions.jsonl`, a line per answered sample. `
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from msgspec import field
 
 from floatscope.errors import UserError
+from floatscope.files.records import Record, parse_record
 from floatscope.traces import Run, open_run
+from floatscope.traces.run_record import FINISHED
 
 PREDICTIONS_FILE = "predictions.jsonl"
 EVALUATION, LIKELIHOODS = "evaluation", "likelihoods"
 """The setting `kind` of a run of scores."""
-FLOAT_COLUMNS = ("nll", "order", "floating")
+FLOAT_COLUMNS = ("nll", "order", "moved", "dose")
 """Columns that may be null, which becomes NaN."""
 
 
@@ -80,21 +82,61 @@ def open_predictions(path: str | Path) -> Evaluation:
     lines = read_predictions(Path(path))
     if not lines:
         raise UserError(f"{path} has no answer yet; run the same command again to resume it")
+    if run.record["status"] == FINISHED and len(lines) < len(run.samples):
+        raise UserError(
+            f"{Path(path) / PREDICTIONS_FILE} has {len(lines)} of {len(run.samples)} answers, although all were"
+            " written; run the same command again to answer the others"
+        )
+    if unknown := {line["id"] for line in lines}.difference(run.samples):
+        raise _damaged(Path(path), f"'{min(unknown)}' is not a sample of the run")
     table = pd.DataFrame([_flatten(line) for line in lines]).rename(columns={"id": "sample"})
     table = table.astype({name: float for name in FLOAT_COLUMNS if name in table})
     return Evaluation(Path(path), run, table)
 
 
+class Prediction(Record):
+    """The type of a line of the predictions."""
+
+    id: str
+    prediction: str = ""
+    answers: Sequence[str] = ()
+    acc: float = 0.0
+    em: float = 0.0
+    f1: float = 0.0
+    abstained: bool = False
+    unanswerable: bool = False
+    passages: int = 0
+    tokens: int = 0
+    attention: dict[str, float] = field(default_factory=dict)
+    measures: dict[str, float | None] = field(default_factory=dict)
+
+
 def read_predictions(path: Path) -> list[dict[str, Any]]:
     """Return the complete lines of the predictions; a line that a killed writer left unfinished is ignored."""
     file = path / PREDICTIONS_FILE
-    if not file.exists():
-        return []
     try:
         complete, _, _ = file.read_bytes().rpartition(b"\n")
-        return [json.loads(line) for line in complete.splitlines()]
-    except (OSError, ValueError) as error:
-        raise UserError(f"{file} is damaged ({error}); delete it and evaluate again") from error
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UserError(f"cannot read {file}: {error.strerror}") from error
+    lines: dict[str, dict[str, Any]] = {}
+    for number, text in enumerate(complete.split(b"\n") if complete else (), 1):
+        try:
+            line = parse_record(text, Prediction)
+        except ValueError as error:
+            raise _damaged(path, f"line {number}: {error}") from error
+        if line["id"] in lines:
+            raise _damaged(path, f"line {number} is a second one of '{line['id']}'")
+        lines[line["id"]] = line
+    return list(lines.values())
+
+
+def _damaged(path: Path, reason: str) -> UserError:
+    return UserError(
+        f"{path / PREDICTIONS_FILE} is damaged ({reason}); restore it from a copy, or delete it and run the same"
+        " command again"
+    )
 
 
 def _flatten(line: Mapping[str, Any]) -> dict[str, Any]:

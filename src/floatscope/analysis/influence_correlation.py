@@ -11,7 +11,6 @@ from jaxtyping import Float
 
 from floatscope.analysis.trace_view import TraceView, per_sample
 from floatscope.errors import UserError
-from floatscope.traces import Trace
 
 MIN_KEYS = 3
 """A rank correlation needs at least this number of keys."""
@@ -21,13 +20,13 @@ MIN_KEYS = 3
 def influence(view: TraceView) -> pd.DataFrame:
     """Spearman's correlation of influence and attention over the keys of a step, mean over steps: a row per layer.
 
-    The influence of a key is the mean over the commits of the step. It is correlated with the attention that the key
-    receives from the predicting rows (`received`) and with its contribution to them (`contribution`; NaN if the trace
-    does not store it), both over the keys these rows see, and with the lift of all rows over eligible keys
+    The influence of a key is the mean over the commits of the step that count. It is correlated with the attention that
+    the key receives from the predicting rows (`received`) and with its contribution to them (`contribution`; NaN if the
+    trace does not store it), both over the keys these rows see, and with the lift of all rows over eligible keys
     (`received_all`).
     """
     trace = view.trace
-    values = np.broadcast_to(_step_influence(trace)[:, None], view.lift.shape)
+    values = np.broadcast_to(_step_influence(view)[:, None], view.lift.shape)
     is_visible = trace.uniform("predicting") > 0
     contribution = np.full_like(values, np.nan)
     if "contribution" in trace.arrays:
@@ -67,13 +66,15 @@ def ranks(values: Float[np.ndarray, "*axes key"]) -> Float[np.ndarray, "*axes ke
     return np.where(np.isnan(values), np.nan, out)
 
 
-def _step_influence(trace: Trace) -> Float[np.ndarray, "step key"]:
-    """The mean over the commits of each step; NaN where there is none."""
+def _step_influence(view: TraceView) -> Float[np.ndarray, "step key"]:
+    """The mean over the commits of each step that count; NaN where there is none."""
+    trace = view.trace
     if "influence" not in trace.arrays:
         raise UserError(
             f"the trace of '{trace.sample}' has no influence; trace it with --influence, or fs.Watch(influence=True)"
         )
-    values, step = trace.arrays["influence"].astype(np.float64), trace.arrays["commit_step"]
+    values = trace.arrays["influence"][view.commits].astype(np.float64)
+    step = trace.arrays["commit_step"][view.commits]
     total = np.zeros((len(trace.arrays["keys"]), values.shape[1]))
     np.add.at(total, step, values)
     commits = np.bincount(step, minlength=len(total))[:, None]

@@ -22,6 +22,8 @@ from floatscope.schema import KEY_STATS, ORDERS, QUANTITIES, TOP_STATS
 
 COMPARED_STATS = ("qk", "cos", "norm")
 NORMS = ("key_norm", "value_norm", "output_norm", "residual")
+MIN_NET_ADVANTAGE = 0.1
+"""An advantage above this is attributed; it is relative to the sum of the absolute advantages of the heads."""
 Cells = Float[np.ndarray, "step layer head"]
 
 
@@ -60,16 +62,30 @@ def qk(view: TraceView) -> pd.DataFrame:
 def attribution(source: Source, detector: str | Detector = "zscore") -> pd.DataFrame:
     """The shares of the anchors' score advantage that are lost without their `angle` and without their `norm`.
 
-    There is a row per sample and layer. The sums run over the heads with anchors. A share is NaN if the anchors have no
-    advantage; the two need not add up to 1.
+    There is a row per sample and layer; losses and advantage are sums over the heads with anchors.
+
+    A share above 1 is an overshoot: the anchor then scores below the other keys. A negative share is a gain: the anchor
+    would score higher. The shares need not add up to 1. A score is a length times a cosine, so with lengths l and
+    cosines c of the anchor (a) and of the other keys (o)
+
+        advantage = l_a c_a − l_o c_o,   angle_lost = l_a (c_a − c_o),   norm_lost = (l_a − l_o) c_a
+
+    and the two losses exceed the advantage by the interaction (l_a − l_o)(c_a − c_o). A long anchor (l_a = 2, l_o = 1)
+    that queries point to (c_a = 0.5, c_o = −0.5) has the advantage 1 + 0.5 = 1.5. Rotated to c_o it scores −1 and loses
+    2.0, a share of 1.33; scaled to l_o it loses 0.5, a share of 0.33; the interaction is 1.0, a share of 0.67.
+
+    Shares are NaN unless the advantage exceeds a tenth of the sum of the absolute advantages of the heads. Otherwise it
+    is negative, or heads cancel each other and the shares are ratios to almost nothing.
     """
     return attribute_advantage(qk(source, detector))
 
 
 def attribute_advantage(table: pd.DataFrame) -> pd.DataFrame:
     """Return `attribution` from a table of `qk`."""
-    sums = table.groupby(["sample", "layer", "depth"], sort=False)[["qk", "angle_lost", "norm_lost"]].sum()
-    shares = sums[["angle_lost", "norm_lost"]].div(sums["qk"].where(sums["qk"] > 0), axis=0)
+    by_layer = table.assign(gross=table["qk"].abs()).groupby(["sample", "layer", "depth"], sort=False)
+    sums = by_layer[["qk", "gross", "angle_lost", "norm_lost"]].sum()
+    has_advantage = sums["qk"] > MIN_NET_ADVANTAGE * sums["gross"]
+    shares = sums[["angle_lost", "norm_lost"]].div(sums["qk"].where(has_advantage), axis=0)
     return shares.set_axis(["angle", "norm"], axis=1).reset_index()
 
 

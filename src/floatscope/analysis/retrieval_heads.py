@@ -6,7 +6,8 @@
     head_correlation(table, other)         # Pearson's correlation of the maps of two models
 
 A copy event: the largest key of a commit's predicting row lies in the evidence and holds the committed token. The row
-is that of the step which commits the position, so each of several commits in a step is an event of its own.
+is that of the step which commits the position, so each of several commits in a step is an event of its own. Commits are
+those of the answer, or all with `commits="all"`.
 """
 
 from __future__ import annotations
@@ -47,15 +48,14 @@ def retrieval(view: TraceView) -> pd.DataFrame:
             f"the trace of '{view.sample}' has no evidence; give a passage of the sample its \"evidence\","
             " [start, stop] characters of the answer in its text, and trace it again"
         )
-    if not len(arrays["commit_token"]):
-        raise UserError(f"the trace of '{view.sample}' has no commits, so no head copied anything; trace a decoding")
     events, is_evidence = _copy_events(view), _is_evidence(view)
     evidence_tokens = arrays["tokens"][-1, is_evidence]
     copies = events.sum(0)  # [layer, head]
-    commits_token = (np.unique(evidence_tokens)[:, None] == arrays["commit_token"]).astype(int)  # [token, commit]
+    committed = arrays["commit_token"][view.commits]
+    commits_token = (np.unique(evidence_tokens)[:, None] == committed).astype(int)  # [token, commit]
     is_copied = np.tensordot(commits_token, events, 1) > 0  # [token, layer, head]
     region = trace.coords["region"].index(EVIDENCE)
-    mass = trace.require("row_regions")[..., region].astype(np.float64).mean(0)
+    mass = trace.require("row_regions")[view.commits][..., region].astype(np.float64).mean(0)
     layers, heads = copies.shape
     base = np.repeat(view.uniform_region_mass[:, region], heads)
     return pd.DataFrame(
@@ -119,8 +119,8 @@ def _is_evidence(view: TraceView) -> Bool[np.ndarray, " key"]:
 
 def _copy_events(view: TraceView) -> Bool[np.ndarray, "commit layer head"]:
     arrays = view.trace.arrays
-    key = view.trace.require("row_key")[..., 0]
-    step, token = (arrays[name][:, None, None] for name in ("commit_step", "commit_token"))
+    key = view.trace.require("row_key")[view.commits][..., 0]
+    step, token = (arrays[name][view.commits][:, None, None] for name in ("commit_step", "commit_token"))
     return (key >= 0) & _is_evidence(view)[key] & (arrays["tokens"][step, key] == token)
 
 

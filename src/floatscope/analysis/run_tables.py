@@ -14,11 +14,9 @@ import pandas as pd
 
 from floatscope.analysis.anchor_movement import (
     drift,
-    floating_index,
     head_floating,
     layer_drift,
     lifetimes,
-    top_keys,
 )
 from floatscope.analysis.anchor_tables import (
     anchor_classes,
@@ -32,8 +30,10 @@ from floatscope.analysis.anchor_tables import (
 from floatscope.analysis.commit_order import arness, commits, coupling, order
 from floatscope.analysis.depth import predicting_rows, structure, token_classes
 from floatscope.analysis.detectors import Detector
+from floatscope.analysis.floating import floating_index, top_keys
 from floatscope.analysis.heads import head_activity, masked_rows
 from floatscope.analysis.influence_correlation import influence
+from floatscope.analysis.position_profile import position_profile
 from floatscope.analysis.qk_decomposition import attribute_advantage, norms, qk
 from floatscope.analysis.region_flow import flow, region_importance, rollout, rollout_distance
 from floatscope.analysis.retrieval_heads import retrieval
@@ -54,6 +54,7 @@ ANALYSES: dict[str, Callable[[TraceView], pd.DataFrame]] = {
     "lifetimes": lifetimes,
     "layer_drift": layer_drift,
     "head_floating": head_floating,
+    "position_profile": position_profile,
     "token_classes": token_classes,
     "structure": structure,
     "predicting_rows": predicting_rows,
@@ -115,7 +116,11 @@ class RunTables:
 
 
 def analyse(
-    source: Source, detector: str | Detector = "zscore", on_progress: Callable[[str], None] | None = None
+    source: Source,
+    detector: str | Detector = "zscore",
+    on_progress: Callable[[str], None] | None = None,
+    *,
+    commits: str = "answer",
 ) -> RunTables:
     """Compute every table of a run, of traces or of one trace, in one pass.
 
@@ -123,6 +128,8 @@ def analyse(
         source: a run, the path of a run folder, traces, or one trace.
         detector: which keys are anchors, such as "zscore(k=3)" or "topk(k=5)".
         on_progress: called with the id of each sample after its analysis.
+        commits: "answer" or "all", which includes the end-of-text tokens after the answer: the commits that analyses of
+            reading, retrieval, order and floating count.
 
     Returns:
         The tables. A table has the samples that allow it; `missing` and `partial` say what is left out, and why.
@@ -130,11 +137,11 @@ def analyse(
     Example:
         run = fs.trace(fs.load("twin:mdm"), fs.read_samples("twin:reading-5", limit=2), "runs/mdm", new_tokens=4)
         tables = fs.analyse(run).tables
-        tables["floating"].groupby("layer")["within"].mean()
+        tables["floating"].groupby(["group", "layer"])["moved"].mean()
     """
     parts: dict[str, list[pd.DataFrame]] = {name: [] for name in ANALYSES}
     errors: dict[str, list[str]] = {name: [] for name in ANALYSES}
-    for view in trace_views(source, detector):
+    for view in trace_views(source, detector, commits):
         for name, compute in ANALYSES.items():
             if name in APPLIES_TO and not APPLIES_TO[name](view):
                 continue

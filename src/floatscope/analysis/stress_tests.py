@@ -8,7 +8,6 @@ A folder holds `stress.json`, which lists the points, and an evaluation per poin
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,25 +17,35 @@ import pandas as pd
 from floatscope.analysis.evaluations import open_evaluation
 from floatscope.analysis.statistics import difference, estimate
 from floatscope.errors import UserError
+from floatscope.files.records import Record, read_record
 from floatscope.traces.upgrade import upgrade_stress
 
 STRESS_FILE = "stress.json"
 
 
+class StressRecord(Record):
+    """The type of stress.json."""
+
+    kind: str
+    model: str
+    points: list[dict[str, Any]]
+    notes: Sequence[str] = ()
+
+
 def read_stress(path: Path) -> dict[str, Any]:
     """Return the contents of `stress.json`: model, kind, notes and points, each point with its `folder`."""
     try:
-        return upgrade_stress(json.loads((path / STRESS_FILE).read_text()))
-    except (OSError, ValueError, KeyError) as error:
+        return read_record(path / STRESS_FILE, StressRecord, "run the stress test again", upgrade_stress)
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise UserError(f"{path} is not a stress test; `floatscope stress` writes one") from error
 
 
 def stress_curve(paths: Sequence[Path]) -> pd.DataFrame:
     """Return the scores and the attention at every point: a row per model and point.
 
-    `acc` with its 95 % interval (`low`, `high`), `change` the paired difference from the model's first point, `f1`; the
-    lift of gold and of other passages in the predicting rows (`gold_lift`, `other_lift`), and that of gold for right
-    and for wrong answers (`gold_right`, `gold_wrong`).
+    `acc` with its 95 % interval (`low`, `high`), `change` the paired difference from the model's first point (exactly 0
+    there), `f1`; the lift of gold and of other passages in the predicting rows (`gold_lift`, `other_lift`), and that of
+    gold for right and for wrong answers (`gold_right`, `gold_wrong`).
     """
     rows = []
     for path in paths:
@@ -64,7 +73,8 @@ def position_gap(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _score_columns(table: pd.DataFrame, first: pd.DataFrame) -> dict[str, float]:
-    acc, change = estimate(table, "acc").iloc[0], difference(table, first, "acc").iloc[0]
+    acc = estimate(table, "acc").iloc[0]
+    change = dict.fromkeys(("mean", "low", "high"), 0.0) if table is first else difference(table, first, "acc").iloc[0]
     return {
         "acc": acc["mean"],
         "low": acc["low"],

@@ -1,20 +1,29 @@
 """Studies: the fixed experiments of `floatscope study`, and a sentence per model about their results.
 
     STUDIES["sinks"].title                           # "Anchors masked"
-    STUDIES["sinks"].summarise(effects([folder]))    # ["masking 1 anchor costs twin:arm 12 [0, 25] points more than …"]
+    STUDIES["sinks"].summarise(effects([folder]))    # ["masking anchors costs twin:arm, in points more than …"]
 
 `pipelines.studies` plans and runs them; this module reads their tables of effects.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import pandas as pd
 
+from floatscope.analysis.experiments import COUNT, MASS
+
 DORMANT_NATS = 0.01
 """A head is dormant by loss if the interval of the change without it lies within ± this many nats per token; ours."""
+CONTROLS = {
+    MASS: "other keys that hold as much attention",
+    COUNT: "as many random keys",
+    "middle": "as many keys of middle rank",
+}
+"""What a control matches → how a sentence names it."""
 MAX_REGIONS = 3
 """The number of regions that a sentence names."""
 
@@ -31,27 +40,29 @@ class Study:
 
 
 def summarise_sinks(table: pd.DataFrame) -> list[str]:
-    """Return what masking anchors costs."""
-    return _summarise_costs(table, "masking {} anchor{}", "masking as many random keys")
+    """Return what masking anchors costs, by their number and by their type."""
+    numbers, types = _split_by_value(table)
+    return [*_summarise_costs(numbers, "masking anchors"), *_summarise_costs(types, "masking anchors, by type,")]
 
 
 def summarise_heads(table: pd.DataFrame) -> list[str]:
     """Return what zeroing retrieval heads costs."""
-    return _summarise_costs(table, "zeroing {} retrieval head{}", "zeroing as many other heads of their layers")
+    return _summarise_costs(table, "zeroing retrieval heads", "as many other heads of their layers")
 
 
 def summarise_pin(table: pd.DataFrame) -> list[str]:
-    """Return what pinning anchors costs where it costs most, and how many intervals exclude 0."""
+    """Return what pinning anchors costs where it costs most, how many intervals exclude 0, and the cost by type."""
     sentences = []
-    for model, rows in _controlled_conditions(table):
+    numbers, types = _split_by_value(table)
+    for model, rows in _controlled_conditions(numbers):
         worst = rows.loc[rows["acc_effect"].idxmin()]
         count = int(((rows["acc_effect_low"] > 0) | (rows["acc_effect_high"] < 0)).sum())
         where = ", ".join(filter(None, (worst["condition"], worst["subset"])))
         sentences.append(
-            f"pinning anchors costs {model} {_format_points(worst, 'acc_effect')} points more than pinning random keys"
-            f" where it costs most ({where}); {count} of {len(rows)} such intervals exclude 0"
+            f"pinning anchors costs {model} {_format_cost(worst)} points more than {_describe_control(worst)} where it"
+            f" costs most ({where}); {count} of {len(rows)} such intervals exclude 0"
         )
-    return sentences
+    return [*sentences, *_summarise_costs(types, "pinning anchors, by type,")]
 
 
 def summarise_dormant(table: pd.DataFrame) -> list[str]:
@@ -75,21 +86,41 @@ def summarise_blank(table: pd.DataFrame) -> list[str]:
     sentences = []
     for model, rows in _controlled_conditions(table, "nll_effect"):
         first = rows.sort_values("nll_effect", ascending=False).head(MAX_REGIONS)
-        regions = [f"{row['condition']} {_format_interval(row, 'nll_effect', 1.0, 2)}" for _, row in first.iterrows()]
-        sentences.append(
-            f"most missed by {model}: {', '.join(regions)} nats per token, more than as many random positions"
-        )
+        regions = [
+            f"{row['condition']} {_format_interval(row, 'nll_effect', 1.0, 2)}{_format_doses(row)}"
+            for _, row in first.iterrows()
+        ]
+        control = _describe_control(rows.iloc[0]).replace("keys", "positions")
+        sentences.append(f"most missed by {model}: {', '.join(regions)}, in nats per token more than {control}")
     return sentences
 
 
-def _summarise_costs(table: pd.DataFrame, edit: str, control: str) -> list[str]:
+def _summarise_costs(table: pd.DataFrame, edit: str, control: str = "") -> list[str]:
+    """What each condition costs relative to its controls, with the doses; relative to as many random keys as well."""
     sentences = []
     for model, rows in _controlled_conditions(table):
-        counts = ", ".join(f"{value:g}" for value in rows["value"])
-        costs = ", ".join(_format_points(row, "acc_effect") for _, row in rows.iterrows())
-        subject = edit.format(counts, "" if counts == "1" else "s")
-        sentences.append(f"{subject} costs {model} {costs} points more than {control}")
+        each = [row for _, row in rows.iterrows()]
+        costs = ", ".join(f"{_label(row)} {_format_cost(row)}" for row in each)
+        sentence = f"{edit} costs {model}, in points more than {control or _describe_control(each[0])}: {costs}"
+        if each[0].get("control") == MASS and not pd.isna(each[0].get("acc_effect_count", math.nan)):
+            costs = ", ".join(f"{_label(row)} {_format_cost(row, '_count')}" for row in each)
+            sentence += f"; in points more than {CONTROLS[COUNT]}: {costs}"
+        sentences.append(sentence)
     return sentences
+
+
+def _split_by_value(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The conditions by number, and those by type, which have no place on the axis."""
+    return table[table["value"].notna()], table[table["value"].isna()]
+
+
+def _label(row: pd.Series) -> str:
+    """The number of a condition, or else its type."""
+    return str(row["series"]) if pd.isna(row["value"]) else f"{row['value']:g}:"
+
+
+def _describe_control(row: pd.Series) -> str:
+    return CONTROLS[row.get("control", COUNT)]
 
 
 def _controlled_conditions(table: pd.DataFrame, effect: str = "acc_effect") -> list[tuple[str, pd.DataFrame]]:
@@ -97,9 +128,21 @@ def _controlled_conditions(table: pd.DataFrame, effect: str = "acc_effect") -> l
     return [(str(model), rows) for model, rows in table[table[effect].notna()].groupby("model", sort=False)]
 
 
-def _format_points(row: pd.Series, name: str) -> str:
-    """The cost in percentage points: the change with the opposite sign."""
-    return _format_interval(row, name, -100.0, 0)
+def _format_cost(row: pd.Series, suffix: str = "") -> str:
+    """The cost in percentage points, which is the effect with the opposite sign, and the doses."""
+    return _format_interval(row, f"acc_effect{suffix}", -100.0, 0) + _format_doses(row, suffix)
+
+
+def _format_doses(row: pd.Series, suffix: str = "") -> str:
+    """The doses of an edit and of its control; nothing if they are not known."""
+    doses = [row.get(name, math.nan) for name in ("dose", f"dose_control{suffix}")]
+    return "" if any(map(pd.isna, doses)) else f" (dose {' against '.join(map(format_dose, doses))})"
+
+
+def format_dose(share: float) -> str:
+    """A dose in percent, with two digits or more; `–` if it is not known."""
+    digits = 0 if share >= 0.1 or share == 0 else 1 if share >= 0.01 else 2
+    return "–" if pd.isna(share) else f"{100 * share:.{digits}f} %"
 
 
 def _format_interval(row: pd.Series, name: str, scale: float, digits: int) -> str:

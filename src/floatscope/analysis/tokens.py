@@ -3,8 +3,7 @@
     classify_tokens(trace)                   # [step, key], indices into CLASSES
     CLASSES[classify_tokens(trace)[0, 0]]    # "bos"
 
-Structure is everything that carries form: the beginning of the text, masks, special tokens, the words of the template,
-line breaks and punctuation. The rest is content.
+`models/token_classes.py` defines the classes.
 """
 
 from __future__ import annotations
@@ -13,12 +12,10 @@ import numpy as np
 from jaxtyping import Int
 
 from floatscope.errors import UserError
+from floatscope.models.token_classes import CLASSES, STRUCTURE, TEMPLATE, classify_token
 from floatscope.traces import Trace
 
-CLASSES = ("bos", "mask", "special", "template", "newline", "punctuation", "content")
-STRUCTURE = CLASSES[:-1]
-TEMPLATE = "template"
-"""The region with the words of the template itself."""
+__all__ = ["CLASSES", "STRUCTURE", "TEMPLATE", "classify_tokens", "require_pieces", "starts_with_bos"]
 
 
 def classify_tokens(trace: Trace) -> Int[np.ndarray, "step key"]:
@@ -59,17 +56,6 @@ def _class_table(trace: Trace) -> np.ndarray:
     special, special_ids = trace.meta.get("special", {}), set(trace.meta.get("special_ids", ()))
     table = np.full(max(pieces, default=0) + 1, CLASSES.index("content"))
     for i, text in pieces.items():
-        if i == special.get("bos"):
-            name = "bos"
-        elif i == special.get("mask"):
-            name = "mask"
-        elif i in special_ids:
-            name = "special"
-        elif not text.strip():
-            name = "newline"
-        elif not any(character.isalnum() for character in text):
-            name = "punctuation"
-        else:
-            name = "content"
+        name = classify_token(i, text, bos=special.get("bos"), mask=special.get("mask"), special_ids=special_ids)
         table[i] = CLASSES.index(name)
     return table

@@ -2,7 +2,12 @@
 
     view = TraceView(trace, "zscore")
     view.lift, view.top_key, view.anchors      # [step, layer, key], [step, layer], [step, layer, key]
+    view.commits, view.steps_with_commits      # the commits of the answer, and the steps that make them
     for view in trace_views(run): ...          # one sample at a time, so a large run fits in memory
+
+Analyses of reading, retrieval, order and floating read the commits of the answer: a model that has finished, or an MDM
+that fills a canvas longer than its answer, commits end-of-text tokens, and these are most of its commits. With
+`counted="all"` every commit counts.
 
 An analysis is a function of one view that returns a table. `@per_sample` makes it a public function of a run, of traces
 or of one trace, with a row (or several) per sample.
@@ -23,16 +28,21 @@ from jaxtyping import Bool, Float, Int
 
 from floatscope.analysis.detectors import Detector, detect, parse_detector
 from floatscope.analysis.tokens import classify_tokens
-from floatscope.errors import UserError
+from floatscope.errors import UserError, unknown_choice
 from floatscope.schema import State
 from floatscope.traces import Run, Trace, open_run
+
+COUNTED = ("answer", "all")
+"""Which commits count: those of the answer, or all, which include the end-of-text tokens after it."""
 
 
 class TraceView:
     """All rows of the forward, the mean over heads, the whole prefix of a cached model: one rule for every model."""
 
-    def __init__(self, trace: Trace, detector: str | Detector = "zscore") -> None:
-        self.trace, self.detector = trace, parse_detector(detector)
+    def __init__(self, trace: Trace, detector: str | Detector = "zscore", counted: str = "answer") -> None:
+        if counted not in COUNTED:
+            raise unknown_choice("commits to count", counted, COUNTED)
+        self.trace, self.detector, self.counted = trace, parse_detector(detector), counted
 
     @property
     def sample(self) -> str:
@@ -96,15 +106,9 @@ class TraceView:
         return argmax_key(self.lift)
 
     @cached_property
-    def always_eligible(self) -> Bool[np.ndarray, "layer key"]:
-        """Keys that are eligible at every step. A key of a growing text that becomes eligible later has not moved."""
-        is_eligible = np.isfinite(self.lift)
-        return (is_eligible | ~is_eligible.any(-1, keepdims=True)).all(0)  # ignoring steps without any measurement
-
-    @cached_property
-    def top_path(self) -> Int[np.ndarray, "step layer"]:
-        """The key of largest lift among the keys that are always eligible: p* in docs/analysis.md."""
-        return argmax_key(np.where(self.always_eligible, self.lift, np.nan))
+    def anchor_path(self) -> Int[np.ndarray, "step layer"]:
+        """The top key where it is an anchor, with a lift of at least 2; −1 elsewhere."""
+        return self.trace.anchor_path()
 
     @cached_property
     def anchors(self) -> Bool[np.ndarray, "step layer key"]:
@@ -112,17 +116,36 @@ class TraceView:
         return detect(self.trace, self.detector)
 
     @cached_property
-    def persistent_anchors(self) -> Bool[np.ndarray, "step layer key"]:
-        """The anchors among the keys that are always eligible."""
-        return self.anchors & self.always_eligible
+    def commits(self) -> Int[np.ndarray, " commit"]:
+        """The indices of the commits that count; a trace without any is refused."""
+        if not len(self.trace.arrays["commit_token"]):
+            raise UserError(f"the trace of '{self.sample}' has no commits; trace a decoding, step by step")
+        indices = np.flatnonzero(answer_commits(self.trace) if self.counted == "answer" else self._every_commit)
+        if not len(indices):
+            raise UserError(
+                f"the answer of '{self.sample}' is empty: no token comes before its first end-of-text token; count all"
+                ' commits with commits="all"'
+            )
+        return indices
+
+    @cached_property
+    def steps_with_commits(self) -> Int[np.ndarray, " counted"]:
+        """The steps with a commit that counts; every step of a trace without commits, such as one of a final state."""
+        if not len(self.trace.arrays["commit_token"]):
+            return np.arange(self.steps)
+        return np.unique(self.trace.arrays["commit_step"][self.commits]).astype(np.int64)
+
+    @property
+    def _every_commit(self) -> Bool[np.ndarray, " commit"]:
+        return np.ones(len(self.trace.arrays["commit_token"]), bool)
 
     @cached_property
     def uniform_region_mass(self) -> Float[np.ndarray, "layer region"]:
-        """What the predicting rows would give each region under uniform attention, mean over commits."""
+        """What the predicting rows would give each region under uniform attention, mean over the commits that count."""
         arrays = self.trace.arrays
         member = arrays["region_member"].astype(np.float64)
         per_step = np.nan_to_num(self.trace.uniform("predicting")) @ member  # [step, layer, region]
-        mass: np.ndarray = per_step[arrays["commit_step"]].mean(0)
+        mass: np.ndarray = per_step[arrays["commit_step"][self.commits]].mean(0)
         return mass
 
     @cached_property
@@ -140,7 +163,15 @@ Source = Run | Trace | TraceView | Iterable[Trace] | str | Path
 """What an analysis reads: a run, the path of a run folder, traces, one trace or one view."""
 
 
-def trace_views(source: Source, detector: str | Detector = "zscore") -> Iterator[TraceView]:
+def answer_commits(trace: Trace) -> Bool[np.ndarray, " commit"]:
+    """Return which commits write the answer: those before its first end-of-text token, by position."""
+    token, position = trace.arrays["commit_token"], trace.arrays["commit_position"]
+    special = trace.meta.get("special", {})
+    is_end = np.isin(token, [special[role] for role in ("eos", "eot", "pad") if role in special])
+    return position < position[is_end].min(initial=position.max(initial=0) + 1)
+
+
+def trace_views(source: Source, detector: str | Detector = "zscore", commits: str = "answer") -> Iterator[TraceView]:
     """Iterate over the views of a run or of traces, one at a time. A view is returned as it is."""
     parsed = parse_detector(detector)
     if isinstance(source, TraceView):
@@ -149,25 +180,30 @@ def trace_views(source: Source, detector: str | Detector = "zscore") -> Iterator
         source = [source]
     elif isinstance(source, str | Path):
         source = open_run(source)
-    return (TraceView(trace, parsed) for trace in source)
+    return (TraceView(trace, parsed, commits) for trace in source)
 
 
 def per_sample(compute: Callable[..., pd.DataFrame]) -> Callable[..., pd.DataFrame]:
     """Make a function of one `TraceView` a function of a run, of traces or of one trace; the tables are concatenated.
 
     Its options become keyword arguments: `sinks(view, eps)` is called as `sinks(run, detector="zscore", eps=0.3)`.
+    `commits` says which commits count, those of the answer or all, in the analyses that read commits.
     """
 
     @functools.wraps(compute)
-    def table(source: Source, detector: str | Detector = "zscore", **options: Any) -> pd.DataFrame:
+    def table(
+        source: Source, detector: str | Detector = "zscore", *, commits: str = "answer", **options: Any
+    ) -> pd.DataFrame:
         if isinstance(source, TraceView):
             return compute(source, **options)
-        return concat_tables([compute(view, **options) for view in trace_views(source, detector)])
+        return concat_tables([compute(view, **options) for view in trace_views(source, detector, commits)])
 
     source = inspect.Parameter("source", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation="Source")
     detector = source.replace(name="detector", default="zscore", annotation="str | Detector")
+    commits = inspect.Parameter("commits", inspect.Parameter.KEYWORD_ONLY, default="answer", annotation="str")
     options = list(inspect.signature(compute).parameters.values())[1:]
-    parameters = [source, detector, *(option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in options)]
+    keywords = (option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in options)
+    parameters = [source, detector, commits, *keywords]
     table.__signature__ = inspect.Signature(parameters, return_annotation="pd.DataFrame")  # type: ignore[attr-defined]
     return table
 

@@ -19,14 +19,27 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 
 from floatscope.capture.edit_tensors import EditTensors
 from floatscope.capture.visibility import HIDDEN_SCORE, Visibility
+from floatscope.compat import (
+    choose_sdpa_kernel,
+    run_cpu_flash_kernel,
+    run_cudnn_kernel,
+    run_efficient_kernel,
+    run_flash_kernel,
+)
 
 MASK_BLOCK = 2**24
 """Elements of an expanded mask that exist at a time, where a kernel needs a mask."""
 
-FLASH, EFFICIENT, CUDNN = 1, 2, 3  # torch.nn.attention.SDPBackend, as torch._fused_sdp_choice returns them
+CUDA_KERNELS = {
+    SDPBackend.CUDNN_ATTENTION: run_cudnn_kernel,
+    SDPBackend.FLASH_ATTENTION: run_flash_kernel,
+    SDPBackend.EFFICIENT_ATTENTION: run_efficient_kernel,
+}
+"""The kernels that return the log-sum-exp."""
 
 
 @dataclass(frozen=True)
@@ -154,23 +167,12 @@ def _run_kernel(call: AttentionCall, mask: Tensor | None, causal: bool) -> Atten
     """Run the kernel that PyTorch chooses, by name where it then returns the log-sum-exp."""
     q, k, v, scale = call.query, call.key, call.value, call.scaling
     grouped = call.repeats > 1
-    aten = torch.ops.aten
     if mask is not None and grouped and q.is_cuda:  # no fused CUDA kernel takes both
         k, v, grouped = k.repeat_interleave(call.repeats, 1), v.repeat_interleave(call.repeats, 1), False
-    choice = torch._fused_sdp_choice(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=grouped)
-    if q.device.type == "cpu" and choice == FLASH:
-        out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
-        return AttentionResult(out, lse)
-    if q.is_cuda and mask is None and q.shape[-1] == v.shape[-1] and q.shape[-1] % 8 == 0:
-        if choice == CUDNN:
-            ran = aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal, False, scale=scale)
-            out, lse = ran[:2]
-            return AttentionResult(out, lse.reshape(out.shape[:3]))
-        if choice == FLASH:
-            out, lse = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)[:2]
-            return AttentionResult(out, lse)
-        if choice == EFFICIENT:
-            out, lse = aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal, scale=scale)[:2]
-            return AttentionResult(out, lse[..., : q.shape[2]])  # the kernel pads rows to a multiple of 32
+    choice = choose_sdpa_kernel(q, k, v, mask, causal=causal, scale=scale, grouped=grouped)
+    if q.device.type == "cpu" and choice == SDPBackend.FLASH_ATTENTION:
+        return AttentionResult(*run_cpu_flash_kernel(q, k, v, mask, causal, scale))
+    if q.is_cuda and mask is None and q.shape[-1] == v.shape[-1] and q.shape[-1] % 8 == 0 and choice in CUDA_KERNELS:
+        return AttentionResult(*CUDA_KERNELS[choice](q, k, v, causal, scale))
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped)
     return AttentionResult(out, None)

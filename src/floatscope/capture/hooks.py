@@ -28,6 +28,15 @@ from floatscope.capture.attention import AttentionCall
 from floatscope.capture.call_sites import CallSites, track_sites
 from floatscope.capture.visibility import Rule, Visibility
 from floatscope.capture.watcher import Layer, Watcher
+from floatscope.compat import (
+    FUSED_ATTENTION_FUNCTIONS,
+    attention_name,
+    has_attention_name,
+    index_by_scalars,
+    mask_kind,
+    set_attention_name,
+    uses_attention_interface,
+)
 from floatscope.errors import UserError
 
 IMPLEMENTATION = "floatscope"
@@ -40,8 +49,6 @@ UNSUPPORTED_ARGUMENTS = {
     "cache": "a paged cache",
 }
 """Arguments of transformers' attention functions that change the softmax or hide keys."""
-FUSED_FUNCTIONS = ("multi_head_attention_forward", "_native_multi_head_attention", "_transformer_encoder_layer_fwd")
-"""Functions that compute attention and its projections in one call."""
 
 
 @contextmanager
@@ -52,7 +59,7 @@ def attach(module: nn.Module, watcher: Watcher) -> Iterator[str]:
             f"{type(module).__name__} is an encoder-decoder: its two sequences are not one canvas; watch the encoder or"
             " the decoder on its own"
         )
-    if _uses_attention_interface(module):
+    if uses_attention_interface(module):
         with _attach_attention_interface(module, watcher):
             yield "AttentionInterface"
     else:
@@ -65,14 +72,14 @@ def detached(module: nn.Module) -> Iterator[None]:
     """Give a watched module its own attention back until the block ends, for a forward that is not a step."""
     sites = _watchers[module][1] if module in _watchers else None
     original = [] if sites is None else sites.original_attention
-    attached = [(config, config._attn_implementation_internal) for config, _ in original]
+    attached = [(config, attention_name(config)) for config, _ in original]
     try:
         for config, name in original:
-            config._attn_implementation_internal = name
+            set_attention_name(config, name)
         yield
     finally:
         for config, name in attached:
-            config._attn_implementation_internal = name
+            set_attention_name(config, name)
 
 
 _watchers: weakref.WeakKeyDictionary[nn.Module, tuple[Watcher, CallSites]] = weakref.WeakKeyDictionary()
@@ -129,9 +136,9 @@ def _attach_attention_interface(module: nn.Module, watcher: Watcher) -> Iterator
     _register_functions()
     with ExitStack() as undo:
         sites = undo.enter_context(_register_watcher(module, watcher, stack=False))
-        sites.original_attention = [(config, config._attn_implementation_internal) for config in _configs(module)]
+        sites.original_attention = [(config, attention_name(config)) for config in _configs(module)]
         for config, name in sites.original_attention:
-            undo.callback(setattr, config, "_attn_implementation_internal", name)
+            undo.callback(set_attention_name, config, name)
         module.set_attn_implementation(IMPLEMENTATION)  # type: ignore[operator]
         yield
 
@@ -192,16 +199,15 @@ def _mask_function(
     **kwargs: Any,
 ) -> Visibility:
     """The mask function of transformers; it returns structure instead of a mask tensor."""
-    from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
-
     valid = None
     if attention_mask is not None:
         valid = F.pad(attention_mask.bool(), (0, max(0, kv_length + kv_offset - attention_mask.shape[-1])))
         valid = valid[:, kv_offset : kv_offset + kv_length]
     offset = int(q_offset) - int(kv_offset)
-    if mask_function is causal_mask_function:
+    kind = mask_kind(mask_function)
+    if kind == "causal":
         return Visibility.causal(q_length, kv_length, valid, offset)
-    if mask_function is bidirectional_mask_function:
+    if kind == "full":
         return Visibility.full(q_length, kv_length, valid, offset)
     assert mask_function is not None
     function = _vmap_indices(mask_function) if use_vmap else mask_function
@@ -214,20 +220,14 @@ def _mask_function(
 
 def _vmap_indices(function: Rule) -> Rule:
     """Vmap over the four index axes, as transformers does: custom mask functions may index tensors by scalar."""
-    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
-
     for dims in ((None, None, None, 0), (None, None, 0, None), (None, 0, None, None), (0, None, None, None)):
         function = torch.vmap(function, in_dims=dims, out_dims=0)
 
     def rule(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        with TransformGetItemToIndex():
+        with index_by_scalars():
             return function(b.flatten(), h.flatten(), q.flatten(), k.flatten())
 
     return rule
-
-
-def _uses_attention_interface(module: nn.Module) -> bool:
-    return bool(getattr(module, "_supports_attention_backend", False)) and hasattr(module, "set_attn_implementation")
 
 
 def _configs(module: nn.Module) -> list[Any]:
@@ -235,7 +235,7 @@ def _configs(module: nn.Module) -> list[Any]:
     configs: dict[int, Any] = {}
     for part in module.modules():
         config = getattr(part, "config", None)
-        if hasattr(config, "_attn_implementation_internal"):
+        if has_attention_name(config):
             configs[id(config)] = config
             for name in getattr(config, "sub_configs", {}):
                 if (sub := getattr(config, name, None)) is not None:
@@ -266,7 +266,7 @@ class _SdpaMode(TorchFunctionMode):
         if not self.watcher.is_watching:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        if name in FUSED_FUNCTIONS:
+        if name in FUSED_ATTENTION_FUNCTIONS:
             raise UserError(
                 f"layer '{self.sites.current_name}' computes its attention inside one fused call ({name}), which"
                 " floatscope cannot capture; use a module that calls F.scaled_dot_product_attention"

@@ -1,11 +1,10 @@
-"""What commands print: labelled lines, tables, progress bars, and the sentence of an interrupt."""
+"""What commands print: labelled lines, tables, and the sentence of an interrupt."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -31,24 +30,12 @@ def print_line(console: Console, label: str, text: str) -> None:
     console.print(f"[bold]{label:<{LABEL}}[/]{escape(text)}")
 
 
-def print_notes(console: Console, notes: Sequence[str]) -> None:
-    """One line for each note."""
-    for note in notes:
-        print_line(console, "note", note)
-
-
-def print_skipped(console: Console, reading: SampleFile) -> None:
-    """What --skip-bad skipped, if anything."""
+def print_skipped(print_text: Callable[[str, str], None], reading: SampleFile) -> None:
+    """Print what --skip-bad skipped, if anything, with a function of a label and a text."""
     if reading.errors:
         (number, reason), count, unit = reading.errors[0], len(reading.errors), reading.unit
         entries = f"1 {unit}" if count == 1 else f"{count} {unit}s"
-        print_line(console, "skipped", f"{entries} that cannot be read; the first is {unit} {number}: {reason}")
-
-
-def print_recall(console: Console, recall: float | None, k: int) -> None:
-    """How many gold passages the index returned, if one was used."""
-    if recall is not None:
-        print_line(console, "recall", f"{recall:.3f} of the gold passages are among the {k} retrieved")
+        print_text("skipped", f"{entries} that cannot be read; the first is {unit} {number}: {reason}")
 
 
 def print_table(console: Console, columns: Sequence[str], rows: Sequence[Sequence[object]], wrap: bool = False) -> None:
@@ -75,18 +62,6 @@ def show_status(text: str) -> AbstractContextManager[object]:
 
 
 @contextmanager
-def show_progress(console: Console, label: str, total: int, done: int) -> Iterator[Callable[[int, str], None]]:
-    """A progress bar; yields `update(done, text)`."""
-    from rich.markup import escape
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[text]}", markup=False)
-    with Progress(TextColumn(f"[bold]{escape(label):<{LABEL - 1}}[/]"), *columns, console=console) as bars:
-        bar = bars.add_task("", total=total, completed=done, text="")
-        yield lambda done, text: bars.update(bar, completed=done, text=text)
-
-
-@contextmanager
 def explain_interrupt(describe: Callable[[], str]) -> Iterator[None]:
     """Ctrl-C ends a job with one sentence that says what is finished, and with status 130."""
     try:
@@ -94,25 +69,3 @@ def explain_interrupt(describe: Callable[[], str]) -> Iterator[None]:
     except KeyboardInterrupt as error:
         typer.echo(f"floatscope: interrupted; {describe()}; run the same command to resume", err=True)
         raise typer.Exit(130) from error
-
-
-@contextmanager
-def collect_warnings() -> Iterator[list[str]]:
-    """The texts of the warnings of a block, each once; they are there when the block ends."""
-    texts: list[str] = []
-    with warnings.catch_warnings(record=True) as caught:
-        yield texts
-    texts += dict.fromkeys(str(warning.message) for warning in caught)
-
-
-def format_time(event: Any) -> str:
-    """The time left of a job, or the time it took: "0:01:20 left", "in 0:02:05"."""
-    if event.done < event.total:
-        return f"{format_clock(event.seconds_left)} left"
-    return f"in {format_clock(event.seconds)}"
-
-
-def format_clock(seconds: float) -> str:
-    """Seconds as h:mm:ss."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"

@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import Annotated, Any
 
 from floatscope.cli import options as o
-from floatscope.cli.console import (
-    explain_interrupt,
-    format_time,
-    make_console,
-    print_line,
-    print_notes,
-    print_recall,
-    print_skipped,
-    show_progress,
-)
+from floatscope.cli.output import Output
 from floatscope.errors import UserError
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from floatscope.pipelines.evaluate import EvaluationJob
 
 SCORES = ("acc", "em", "f1")
 
@@ -57,8 +40,8 @@ def evaluate(
     o.check_model(model)
     file = reading.read(data)
     samples, recall, index = retrieval.apply(file.samples)
-    console = make_console(stderr=as_json)
-    print_line(console, "opening", model)
+    output = Output(as_json)
+    output.line("opening", model)
 
     from floatscope.pipelines.evaluate import plan_evaluation
 
@@ -74,33 +57,18 @@ def evaluate(
         **questions.settings,
         **sampling.settings,
     )
-    print_line(console, "model", repr(loaded))
-    print_skipped(console, file)
-    print_notes(console, job.notes)
-    print_recall(console, recall, retrieval.k)
-    _run(console, job)
-    scores = {"out": str(out), **_summarise(out), "skipped": len(file.errors)}
+    output.line("model", repr(loaded))
+    skipped = output.skipped(file)
+    output.recall(recall, retrieval.k)
+    output.run("answering", job)
+    scores = {"out": str(out), **_summarise(out), "skipped": skipped}
     if recall is not None:
         scores["recall"] = recall
     if as_json:
-        typer.echo(json.dumps(scores, indent=1))
+        output.finish(scores)
         return
-    print_line(console, "scores", ", ".join(f"{name} {scores[name]['mean']:.1f}" for name in SCORES) + " %")
-    print_line(console, "out", str(out))
-
-
-def _run(console: Console, job: EvaluationJob) -> None:
-    """Answer, then trace, with a progress bar each."""
-    total = len(job.items)
-    with explain_interrupt(lambda: f"{job.finished} of {total} answers are finished"):
-        with show_progress(console, "answering", total, job.finished) as update:
-            for event in job:
-                update(event.done, f"acc {100 * event.acc:.1f} %, {format_time(event)}")
-        traces = job.plan_traces()
-        if traces is not None:
-            with show_progress(console, "tracing", traces.total, traces.finished) as update:
-                for traced in traces:
-                    update(traced.done, format_time(traced))
+    output.line("scores", ", ".join(f"{name} {scores[name]['mean']:.1f}" for name in SCORES) + " %")
+    output.line("out", str(out))
 
 
 def _summarise(out: Path) -> dict[str, Any]:

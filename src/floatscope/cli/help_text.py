@@ -25,12 +25,12 @@ EXAMPLES: dict[str, Sequence[str]] = {
     ],
     "lens": ["floatscope lens twin:mdm --data twin:reading-1 --limit 1 --new-tokens 4"],
     "data": ["floatscope data twin:reading-5", "floatscope data twin:two-hop --model twin:mdm"],
-    "trace": ["floatscope trace twin:mdm --data twin:reading-5 --limit 2 --out runs/mdm"],
+    "trace": ["floatscope trace twin:mdm-adapted --data twin:reading-5 --limit 2 --out mdm"],
     "report": [
         "floatscope trace twin:mdm --data twin:reading-5 --limit 2 --out runs/mdm",
         "floatscope report runs/mdm --out report.html",
     ],
-    "eval": ["floatscope eval twin:mdm --data twin:reading-5 --limit 2 --out runs/mdm-5"],
+    "eval": ["floatscope eval twin:mdm-adapted --data twin:reading-5 --limit 2 --out mdm-5"],
     "compare": [
         "floatscope eval twin:mdm --data twin:reading-5 --limit 2 \\\n  --passages 0 --out runs/mdm-0",
         "floatscope eval twin:mdm --data twin:reading-5 --limit 2 --out runs/mdm-5",

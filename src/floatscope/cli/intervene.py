@@ -8,19 +8,11 @@ from typing import Annotated
 import typer
 
 from floatscope.cli import options as o
-from floatscope.cli.console import (
-    collect_warnings,
-    explain_interrupt,
-    make_console,
-    print_line,
-    print_notes,
-    print_skipped,
-    print_table,
-    show_progress,
-)
+from floatscope.cli.console import print_table
+from floatscope.cli.output import Output
 from floatscope.errors import unknown_choice
 
-CONTROLS = ("random", "middle", "none")
+CONTROLS = ("both", "mass", "random", "middle", "none")
 
 
 def _list_edits(is_requested: bool) -> None:
@@ -50,8 +42,14 @@ def intervene(
         list[str], o.Opt(help="What is changed; several edits apply together (--list).", show_default=False)
     ],
     out: o.OutFolder,
-    control: Annotated[str, o.Opt(help="The same edit on other keys or heads: random, middle or none.")] = "random",
-    draws: Annotated[int, o.Opt(metavar="N", min=1, help="Number of random controls.")] = 3,
+    control: Annotated[
+        str,
+        o.Opt(
+            help="The same edit on other keys: mass (as much attention), random (as many), middle rank, both (mass and"
+            " random) or none."
+        ),
+    ] = "both",
+    draws: Annotated[int, o.Opt(metavar="N", min=1, help="Number of controls of each kind.")] = 3,
     list_edits: Annotated[
         bool, o.Opt("--list", callback=_list_edits, is_eager=True, help="List the edits and exit.")
     ] = False,
@@ -73,20 +71,20 @@ def intervene(
     parse_edits(edit)
     o.check_models(models)
     file = reading.read(data)
-    console = make_console(stderr=as_json)
-    print_skipped(console, file)
-    print_line(console, "opening", models[0])
+    output = Output(as_json)
+    skipped = output.skipped(file)
+    output.line("opening", models[0])
 
     from floatscope.pipelines.folders import model_folders
     from floatscope.pipelines.intervene import plan_conditions, plan_intervention, write_effects
-    from floatscope.reports.intervention_report import build_conditions_table, build_effects_table
+    from floatscope.reports.intervention_report import build_comparison_table, build_conditions_table
 
     paths, notes = model_folders(models, out), dict[str, list[str]]()
     for name, path in zip(models, paths, strict=True):
         if name != models[0]:
-            print_line(console, "opening", name)
+            output.line("opening", name)
         model = loading.load(name)
-        print_line(console, "model", repr(model))
+        output.line("model", repr(model))
         job = plan_intervention(
             model,
             file.samples,
@@ -97,23 +95,13 @@ def intervene(
             **questions.settings,
             **sampling.settings,
         )
-        notes[model.spec.name] = job.notes
-        print_notes(console, job.notes)
-        with (
-            explain_interrupt(lambda job=job: f"{job.finished} of {job.total} answers are finished"),  # type: ignore[misc]
-            collect_warnings() as warned,
-            show_progress(console, name, job.total, job.finished) as update,
-        ):
-            for condition, event in job:
-                update(job.finished, f"{condition.name}: acc {100 * event.acc:.1f} %")
-        print_notes(console, list({text.partition(" picked ")[0]: text for text in warned}.values()))  # one per edit
+        notes[model.spec.name] = output.run(name, job)
     table, page = write_effects(paths, out), out / "report.html"
     if as_json:
         rows = json.loads(table.to_json(orient="records"))
-        record = {"page": str(page), "notes": notes, "skipped": len(file.errors), "effects": rows}
-        typer.echo(json.dumps(record, indent=1))
+        output.finish({"page": str(page), "notes": notes, "skipped": skipped, "effects": rows})
         return
-    for summary in (build_conditions_table(table, intervals=False), build_effects_table(table)):
-        print_table(console, summary.columns, summary.rows)
-        console.print()
-    print_line(console, "page", str(page))
+    for summary in (build_conditions_table(table, intervals=False), build_comparison_table(table)):
+        print_table(output.console, summary.columns, summary.rows)
+        output.console.print()
+    output.line("page", str(page))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -68,7 +69,7 @@ def lens(
         return
     print_line(console, "model", repr(loaded))
     if file is not None:
-        print_skipped(console, file)
+        print_skipped(partial(print_line, console), file)
     first, count = table["sample"].iloc[0], table["sample"].nunique()
     if count > 1:
         print_line(console, "sample", f"'{first}', one of {count}")

@@ -12,6 +12,8 @@ once.
 from __future__ import annotations
 
 import io
+import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -83,7 +85,9 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run a command."""
         with explain_errors():
-            return super().invoke(ctx)
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
 
 
 @contextmanager
@@ -97,6 +101,11 @@ def explain_errors() -> Iterator[None]:
     except KeyboardInterrupt as error:
         typer.echo("floatscope: interrupted; everything finished is kept", err=True)
         raise typer.Exit(130) from error
+    except (BrokenPipeError, SystemExit) as error:  # `floatscope data FILE | head`: the reader has seen enough
+        if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
+            raise  # rich turns the first into the second
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(128 + signal.SIGPIPE) from error
     except UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # a group without a command prints its help
             raise

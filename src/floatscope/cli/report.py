@@ -17,6 +17,10 @@ def report(
     ],
     out: Annotated[Path, o.Opt(metavar="FILE", help="The page.")] = Path("report.html"),
     detector: Annotated[str, o.Opt(help="What counts as an anchor, such as 'rulli(eps=3)'.")] = "zscore",
+    commits: Annotated[
+        str,
+        o.Opt(help="The commits that count for reading, order and floating: answer, or all with its ends of text."),
+    ] = "answer",
     explore: Annotated[int, o.Opt(metavar="N", min=0, help="Samples of each run to step through on the page.")] = 2,
     figures: Annotated[Path | None, o.Opt(metavar="DIR", help="Also draw every chart into this folder.")] = None,
     figure_format: Annotated[
@@ -51,6 +55,7 @@ def report(
             runs,
             out,
             detector=detector,
+            commits=commits,
             explore=explore,
             tables=tables,
             figures=figures,

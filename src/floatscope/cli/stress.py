@@ -7,19 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from floatscope.cli import options as o
-from floatscope.cli.console import (
-    explain_interrupt,
-    make_console,
-    print_line,
-    print_notes,
-    print_recall,
-    print_skipped,
-    print_table,
-    show_progress,
-)
+from floatscope.cli.console import print_table
+from floatscope.cli.output import Output
 from floatscope.errors import unknown_choice
 
 if TYPE_CHECKING:
@@ -69,10 +59,10 @@ def stress(
     o.check_models(models)
     file = reading.read(data)
     samples, recall, index = retrieval.apply(file.samples)
-    console = make_console(stderr=as_json)
-    print_skipped(console, file)
-    print_recall(console, recall, retrieval.k)
-    print_line(console, "checking", ", ".join(models))
+    output = Output(as_json)
+    skipped = output.skipped(file)
+    output.recall(recall, retrieval.k)
+    output.line("checking", ", ".join(models))
 
     from floatscope.models.description import describe
     from floatscope.pipelines.folders import model_folders
@@ -84,31 +74,24 @@ def stress(
             spec = describe(name, mask_id=loading.mask_id, shift=loading.shift, revision=loading.revision).spec
             check_kind(kind, spec)
     for name, path in zip(models, paths, strict=True):
-        print_line(console, "opening", name)
+        output.line("opening", name)
         model = loading.load(name)
-        print_line(console, "model", repr(model))
+        output.line("model", repr(model))
         source = reading.describe(data) | index
         job = plan_stress(
             model, samples, path, kind, options=options, source=source, **questions.settings, **sampling.settings
         )
-        notes[model.spec.name] = job.notes
-        print_notes(console, job.notes)
-        with (
-            explain_interrupt(lambda job=job: f"{job.finished} of {job.total} answers are finished"),  # type: ignore[misc]
-            show_progress(console, name, job.total, job.finished) as update,
-        ):
-            for point, event in job:
-                update(job.finished, f"{point.name}: acc {100 * event.acc:.1f} %")
+        notes[model.spec.name] = output.run(name, job)
     table, page = write_stress_results(paths, out), out / "report.html"
     if as_json:
         rows = json.loads(table.to_json(orient="records"))
-        record: dict[str, object] = {"page": str(page), "notes": notes, "skipped": len(file.errors), "points": rows}
+        record: dict[str, object] = {"page": str(page), "notes": notes, "skipped": skipped, "points": rows}
         if recall is not None:
             record["recall"] = recall
-        typer.echo(json.dumps(record, indent=1))
+        output.finish(record)
         return
-    _print_points(console, table)
-    print_line(console, "page", str(page))
+    _print_points(output.console, table)
+    output.line("page", str(page))
 
 
 def _print_points(console: Console, table: pd.DataFrame) -> None:

@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
-import typer
-
 from floatscope.cli import options as o
-from floatscope.cli.console import (
-    explain_interrupt,
-    format_time,
-    make_console,
-    print_line,
-    print_notes,
-    print_skipped,
-    show_progress,
-)
+from floatscope.cli.output import Output
 from floatscope.errors import UserError, unknown_choice
 from floatscope.schema import LEVELS
 
@@ -33,6 +22,9 @@ def trace(
     untrained_controls: Annotated[
         int, o.Opt(min=0, metavar="N", help="Also trace N untrained controls: fresh weights, same architecture.")
     ] = 0,
+    redo_damaged: Annotated[
+        bool, o.Opt("--redo-damaged", help="When resuming, decode samples again whose files are damaged.")
+    ] = False,
     as_json: o.AsJson = False,
     data: o.OptionalData = None,
     prompt: Annotated[list[str], o.DataOpt(metavar="TEXT", help="A text to answer or continue; may be repeated.")] = [],  # noqa: B006
@@ -57,8 +49,8 @@ def trace(
         raise unknown_choice("level", level, LEVELS)
     o.check_model(model)
     questions = None if data is None else reading.read(data)
-    console = make_console(stderr=as_json)
-    print_line(console, "opening", model)
+    output = Output(as_json)
+    output.line("opening", model)
 
     from floatscope.capture.watcher import Watch
     from floatscope.files.sizes import format_size
@@ -71,35 +63,25 @@ def trace(
         out,
         watch=Watch(level, influence=influence),
         controls=range(untrained_controls),
+        redo_damaged=redo_damaged,
         source={} if data is None else reading.describe(data),
         chat=chat,
         batch_size=batch_size,
         **sampling.settings,
     )
-    finished = job.finished
-    print_line(console, "model", repr(loaded))
-    if questions is not None:
-        print_skipped(console, questions)
-    print_notes(console, [job.note] if job.note else [])
-    if finished:
-        print_line(console, "resuming", f"{finished} of {job.total} samples are already finished")
+    resumed = job.done
+    output.line("model", repr(loaded))
+    skipped = output.skipped(questions)
     if job.forecast is not None:
-        runs = f" in {len(job.paths)} runs" if len(job.paths) > 1 else ""
-        print_line(console, "forecast", f"{format_size(job.forecast.total)} for {job.total} samples{runs}")
-    with (
-        explain_interrupt(lambda: f"{job.finished} of {job.total} samples are finished"),
-        show_progress(console, "tracing", job.total, finished) as update,
-    ):
-        for event in job:
-            update(event.done, format_time(event))
+        runs = f" in {len(job.parts)} runs" if len(job.parts) > 1 else ""
+        output.line("forecast", f"{format_size(job.forecast.total)} for {job.total} samples{runs}")
+    output.run("tracing", job)
     runs_json = [run.as_json for run in job.summaries()]
     if as_json:
-        skipped = 0 if questions is None else len(questions.errors)
-        record = {**runs_json[0], "resumed": finished, "skipped": skipped, "controls": runs_json[1:]}
-        typer.echo(json.dumps(record, indent=1))
+        output.finish({**runs_json[0], "resumed": resumed, "skipped": skipped, "controls": runs_json[1:]})
         return
     for i, run in enumerate(runs_json):
-        print_line(console, "control" if i else "run", _describe_run(run))
+        output.line("control" if i else "run", _describe_run(run))
 
 
 def _describe_run(run: dict[str, Any]) -> str:

@@ -31,6 +31,8 @@ QUESTION_FILES = {
     "twin:closed-book": "a fact the twins learnt, without passages",
     "twin:closed-book-fresh": "a fact about a new person, without passages: nobody can know",
     "twin:few-shot": "which of three words is meant, from four examples",
+    "twin:biography": "every fact that the passages tell of a person, in sentences",
+    "twin:dated": "a fact of which the passages have several versions; the newest is right",
 }
 """A shipped question file → what it asks."""
 

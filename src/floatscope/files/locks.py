@@ -3,36 +3,55 @@
     with acquire_lock(folder / "index.lock"): ...               # raises at once if another process holds it
     with acquire_lock(folder / ".fetch.lock", wait=True): ...   # waits for the other process
 
-The kernel releases the lock when the file is closed or the process ends, however it ends.
+The kernel releases the lock when it is closed or the process ends, however it ends. A lock file that is a symbolic link
+is not followed.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 from pathlib import Path
-from typing import IO
+
+from filelock import FileLock, Timeout
 
 from floatscope.errors import UserError
 
 
-def acquire_lock(path: Path, *, wait: bool = False, remedy: str = "wait for it, or stop it") -> IO[str]:
-    """Lock the file at `path` and write this process's id into it; closing the returned file releases the lock.
+class Lock:
+    """A lock that is held until it is closed."""
+
+    def __init__(self, held: FileLock) -> None:
+        self._held, self.closed = held, False
+
+    def close(self) -> None:
+        """Release the lock."""
+        self._held.release(force=True)
+        self.closed = True
+
+    def __enter__(self) -> Lock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def acquire_lock(path: Path, *, wait: bool = False, remedy: str = "wait for it, or stop it") -> Lock:
+    """Lock the file at `path` and write this process's id into it.
 
     If another process holds the lock, raise a `UserError` that names it and ends with `remedy`, or wait. An OSError
-    means that the file cannot be written, or that the disk has no locks (some network disks).
+    means that the file cannot be written, is a symbolic link, or that the disk has no locks (some network disks).
     """
-    lock = path.open("a+", encoding="utf-8")
+    path.parent.stat()  # the library would create it
+    held = FileLock(path, thread_local=False, fallback_to_soft=False)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        lock.truncate(0)
-        lock.write(f"{os.getpid()}\n")
-        lock.flush()
-    except BlockingIOError as error:
-        lock.seek(0)
-        owner = lock.read().strip()
-        lock.close()
+        held.acquire(timeout=-1 if wait else 0)
+    except Timeout as error:
+        owner = path.read_text().strip()
         raise UserError(f"{path.parent} is being written by process {owner}: {remedy}") from error
+    lock = Lock(held)
+    try:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW), "w") as file:
+            file.write(f"{os.getpid()}\n")
     except BaseException:
         lock.close()
         raise

@@ -2,7 +2,8 @@
 
     anchors = AnchorTracker()
     anchors.begin_step(canvas.step)
-    anchors.observe(call, layer, canvas, rows="all")     # before the call is edited
+    unedited = anchors.open_call(call, canvas)           # before the call is edited
+    anchors.observe(unedited, layer, canvas, rows="all")
     anchors.find_ranking(keys, layer)                    # the ranking a rule uses; None if it is not known yet
 
 Anchors come from the attention as the model computes it at that layer without the edit itself. Otherwise a key hidden
@@ -21,13 +22,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from floatscope.canvas import CanvasState
-from floatscope.capture.attention import AttentionCall, attend, full_precision
-from floatscope.capture.backends import reduce_attention
+from floatscope.capture.attention import AttentionCall, full_precision
 from floatscope.capture.plan import build_baseline
 from floatscope.capture.reduction_spec import ReductionSpec
 from floatscope.capture.visibility import Visibility
 from floatscope.interventions.edits import Keys
 from floatscope.interventions.key_selection import Ranking, select_largest
+from floatscope.interventions.unedited import UneditedCall
 from floatscope.schema import MIN_VISIBLE_ROWS
 
 
@@ -89,12 +90,15 @@ class AnchorTracker:
         if step != self.step:
             self.step, self._previous, self._now, self._expected, self._selected = step, self._now, {}, {}, {}
 
-    def observe(self, call: AttentionCall, layer: int, canvas: CanvasState, rows: str) -> None:
+    def open_call(self, call: AttentionCall, canvas: CanvasState) -> UneditedCall:
+        """The call before its edits."""
+        return UneditedCall(call, self._expect_uniform(call, canvas, "all")[1])
+
+    def observe(self, unedited: UneditedCall, layer: int, canvas: CanvasState, rows: str) -> None:
         """Rank the keys of a layer by the attention of the unedited call."""
-        index, unedited = (layer, rows), replace(call, edits=None)
-        with torch.no_grad(), full_precision():
-            _, spec, expected = self._expect_uniform(unedited, canvas, rows)
-            received = reduce_attention(unedited, attend(unedited).lse, spec).received[:, :, 0]
+        index, call = (layer, rows), unedited.call
+        _, spec, expected = self._expect_uniform(call, canvas, rows)
+        received = unedited.received() if rows == "all" else unedited.reduce(spec)
         if call.visibility.queries < call.visibility.keys and index in self._sums:
             self._sums[index] = self._sums[index].add(replace(expected, received=received))
             self._now[index] = self._sums[index].ranking
@@ -157,7 +161,8 @@ class AnchorTracker:
             if rows == "masked" and bool(canvas.masked.any()):
                 counted = counted & canvas.masked[:, first_row:]
             weights = counted[..., None].float()
-            baseline, B = build_baseline(see, weights), len(weights)
+            with torch.no_grad(), full_precision():
+                baseline, B = build_baseline(see, weights), len(weights)
             row_count = baseline.count[:, 0]
             uniform = baseline.uniform[:, 0] * row_count[:, None]
             zeros = uniform.new_zeros(B, 1, see.keys)

@@ -9,8 +9,9 @@ import torch
 
 from floatscope.canvas import CanvasState
 from floatscope.errors import UserError, unknown_choice
-from floatscope.interventions.edits import OTHER_ROWS, Edit
+from floatscope.interventions.edits import OTHER_ROWS, Edit, Keys
 from floatscope.interventions.intervention import CANVAS_PRIMITIVES, resolve_token
+from floatscope.interventions.key_selection import EVIDENCE
 from floatscope.models.model import Model
 from floatscope.schema import State
 
@@ -25,7 +26,7 @@ def check_edits(edits: Sequence[Edit], model: Model, canvas: CanvasState) -> Non
             if missing := [i for i in indices or () if count is not None and i >= count]:
                 has = f"{model.spec.name} has {axis}s 0 to {(count or 0) - 1}"
                 raise UserError(f"{edit} acts on {axis} {missing[0]}, but {has}")
-        _check_keys(edit, canvas, layers, model.spec.name)
+        _check_keys(edit, model, canvas, layers)
         _check_canvas_edit(edit, model, canvas)
         if edit.queries is not None and edit.queries not in (rows := (OTHER_ROWS, *STATES, *canvas.regions.names)):
             raise unknown_choice(f"region in {edit}: the samples do not have", edit.queries, rows)
@@ -60,7 +61,8 @@ def _check_canvas_edit(edit: Edit, model: Model, canvas: CanvasState) -> None:
         raise UserError(f"{edit} leaves no row that predicts the first new token, because a prompt is only the bos")
 
 
-def _check_keys(edit: Edit, canvas: CanvasState, layers: int | None, name: str) -> None:
+def _check_keys(edit: Edit, model: Model, canvas: CanvasState, layers: int | None) -> None:
+    name = model.spec.name
     length = int(canvas.valid.sum(-1).min())
     for keys in (edit.keys, edit.to):
         if keys is None:
@@ -73,12 +75,20 @@ def _check_keys(edit: Edit, canvas: CanvasState, layers: int | None, name: str) 
             raise UserError(f"{edit} acts on layer {min(edit.layers)} but {later}")
         if keys.rule not in ("region", "positions", "first") and keys.k > length:
             raise UserError(f"{edit} picks {keys.k} keys, but a canvas has {length}; give a smaller k")
-        for rule in (keys, keys.same_count_as):
+        _check_anchor_type(edit, keys.reference, model, canvas)
+        for rule in (keys, keys.reference):
             known = (*STATES, *canvas.regions.names)
-            if rule is not None and rule.rule == "region" and rule.region not in known:
+            if rule.rule == "region" and rule.region not in known:
                 raise unknown_choice(f"region in {edit}: the samples do not have", str(rule.region), known)
         if keys.rule == "positions" and any(p >= length for p in keys.positions):
             raise UserError(f"{edit} picks position {max(keys.positions)}, but a canvas has {length}")
+
+
+def _check_anchor_type(edit: Edit, keys: Keys, model: Model, canvas: CanvasState) -> None:
+    if keys.only == EVIDENCE and EVIDENCE not in canvas.regions.names:
+        raise UserError(f"{edit} edits evidence, but the samples have no region '{EVIDENCE}'; use another type")
+    if keys.only == "structural" and model.tokenizer is None:
+        raise UserError(f"{edit} edits structural tokens, but {model.spec.name} has no tokenizer to recognise them")
 
 
 def _has_bos_only_prompt(canvas: CanvasState, bos_id: int) -> bool:

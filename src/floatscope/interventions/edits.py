@@ -18,6 +18,9 @@ from floatscope.errors import UserError, unknown_choice
 KEY_RULES = ("anchors", "middle", "least", "random", "region", "positions", "first")
 ANCHOR_STEPS = ("before", "now", "first")
 ANCHOR_ROWS = ("all", "masked")
+ANCHOR_TYPES = ("all", "first", "structural", "evidence", "all but evidence")
+SHARED_RULES = ("region", "positions", "first")
+"""Rules that pick the same keys for all heads and layers."""
 PRIMITIVES = ("bias", "move", "scale", "zero", "sink", "freeze", "replace", "drop")
 REQUIRED_FIELDS = {
     "bias": ("keys", "amount"),
@@ -30,7 +33,7 @@ REQUIRED_FIELDS = {
 }
 OPERANDS = ("key", "value")
 OTHER_ROWS = "others"
-"""`Edit.queries`: all rows except those of the picked keys."""
+"""`Edit.queries`: all rows except those of the picked keys, or with `same_mass_as`, of the keys of the other rule."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +43,23 @@ class Keys:
     anchors     the `k` keys with the largest lift, in the attention before the edit
     middle      `k` keys with a lift of middle rank
     least       all except the `k` keys with the largest lift; a `k` below 1 is a share of the keys
-    random      `k` random keys among those that could be anchors; or as many as `same_count_as` picks, and then the
-                same keys for all heads, layers and steps if `same_count_as` picks the same for all
+    random      `k` random keys among those that could be anchors
     region      all keys of a region
     positions   positions counted from the sample's first token
     first       the sample's first token
 
+    `only` restricts anchors by type: of the `k` anchors, `first` keeps the sample's first token, `structural` bos,
+    special tokens, masks, template, punctuation and whitespace, `evidence` the region of that name, and `all but
+    evidence` the others. A head may have no anchor of a type.
+
+    A control picks `random` keys (or `middle` ones) that match those of another rule: as many as `same_count_as` picks,
+    or, with `same_mass_as`, keys that the other rule does not pick, until they hold as much attention. It picks none
+    where the other rule picks none, and no evidence if the other rule excludes it. If the other rule picks the same
+    keys for all heads, layers and steps, random keys are drawn in one order for all of them.
+
     Example:
         fs.Keys("anchors", k=5)
+        fs.Keys("anchors", k=5, only="structural")
         fs.Keys("region", region="gold")
     """
 
@@ -59,13 +71,16 @@ class Keys:
     region: str | None = None
     positions: tuple[int, ...] = ()
     seed: int = 0
+    only: str = "all"  # the type of anchors
     same_count_as: Keys | None = None
+    same_mass_as: Keys | None = None
 
     def __post_init__(self) -> None:
         for kind, value, allowed in (
             ("rule for keys", self.rule, KEY_RULES),
             ("step of anchors", self.of, ANCHOR_STEPS),
             ("rows of anchors", self.rows, ANCHOR_ROWS),
+            ("type of anchors", self.only, ANCHOR_TYPES),
         ):
             if value not in allowed:
                 raise unknown_choice(kind, str(value), allowed)
@@ -73,6 +88,10 @@ class Keys:
         if not is_share and not (_is_index(self.k) and self.k >= 1):
             or_share = ", or a share between 0 and 1" if self.rule == "least" else ""
             raise UserError(f"k must be a number of keys, 1 or more{or_share}, got {self.k!r}")
+        if self.only != "all" and self.rule != "anchors":
+            raise UserError(f"only={self.only!r} restricts anchors, and the rule is '{self.rule}'; use rule 'anchors'")
+        if self.same_mass_as is not None and (self.rule != "random" or self.same_count_as is not None):
+            raise UserError("same_mass_as needs the rule 'random', and no same_count_as")
         object.__setattr__(self, "positions", tuple(self.positions))
         for name, values in (("layer", () if self.layer is None else (self.layer,)), ("positions", self.positions)):
             if not all(_is_index(i) for i in values):
@@ -82,18 +101,18 @@ class Keys:
 
     @property
     def reference(self) -> Keys:
-        """The rule that sets the number of keys: `same_count_as` if given, else this rule."""
-        return self.same_count_as or self
+        """The rule that this one matches: `same_count_as` or `same_mass_as` if given, else this rule."""
+        return self.same_count_as or self.same_mass_as or self
 
     @property
     def is_shared(self) -> bool:
         """Whether all heads and layers pick the same keys."""
-        return self.reference.rule in ("region", "positions", "first")
+        return self.reference.rule in SHARED_RULES and self.same_mass_as is None
 
     @property
     def needs_ranking(self) -> bool:
         """Whether the rule depends on the lift of the keys."""
-        return not self.is_shared
+        return self.reference.rule not in SHARED_RULES
 
 
 @dataclass(frozen=True)
@@ -134,7 +153,7 @@ class Edit:
                 raise UserError(f"edit '{self.primitive}' needs `{name}`")
         if self.operand is not None and self.operand not in OPERANDS:
             raise unknown_choice("operand of an edit", self.operand, OPERANDS)
-        if self.queries == OTHER_ROWS and (self.keys is None or not self.keys.is_shared):
+        if self.queries == OTHER_ROWS and (self.keys is None or not self.keys.reference.is_shared):
             raise UserError("queries='others' needs keys that all heads share: a region, positions or the first token")
         for name in ("steps", "layers", "heads"):
             values = getattr(self, name)
@@ -142,8 +161,7 @@ class Edit:
             if values is not None and not is_valid:
                 raise UserError(f"{name} of an edit must be whole numbers of at least 0, got {values!r}")
             object.__setattr__(self, name, None if values is None else tuple(values))
-        hides_keys = self.primitive == "bias" and self.amount == -math.inf
-        if self.amount is not None and not (hides_keys or math.isfinite(self.amount)):
+        if self.amount is not None and not (self.hides_keys or math.isfinite(self.amount)):
             raise UserError(f"edit '{self.primitive}' takes a finite amount, got {self.amount}")
         if not isinstance(self.queries, str | None):
             raise UserError(f"queries of an edit must be the name of a region, got {self.queries!r}")
@@ -164,6 +182,11 @@ class Edit:
 
     def __str__(self) -> str:
         return self.name or self.primitive
+
+    @property
+    def hides_keys(self) -> bool:
+        """Whether the edit hides its keys."""
+        return self.primitive == "bias" and self.amount == -math.inf
 
     def is_active(self, step: int, layer: int) -> bool:
         """Whether the edit acts at this step and layer."""

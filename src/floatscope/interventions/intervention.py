@@ -3,6 +3,7 @@
     intervention = Intervention(parse_edits("mask_anchors(k=5)"), model, samples)
     canvas = intervention.edit_canvas(canvas)                # tokens replaced, bos dropped
     call = intervention.edit_call(call, layer, canvas)       # called by the watcher for every layer
+    intervention.doses                                       # per sample, the share of the attention that was moved
     intervention.notes                                       # edits that selected nothing, and how often
 
 `anchors.py` decides which keys are anchors.
@@ -10,6 +11,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,8 +26,22 @@ from floatscope.capture.attention import AttentionCall
 from floatscope.capture.edit_tensors import NO_KEY, Bias, EditTensors, Move
 from floatscope.errors import UserError
 from floatscope.interventions.anchors import AnchorTracker
+from floatscope.interventions.dose import DoseSum, has_dose, measure_dose
 from floatscope.interventions.edits import OTHER_ROWS, Edit, Keys
-from floatscope.interventions.key_selection import SelectionContext, scatter_amount, select_keys, to_mask
+from floatscope.interventions.key_selection import (
+    Selection,
+    SelectionContext,
+    keep_ranks,
+    match_count,
+    match_mass,
+    restrict_type,
+    scatter_amount,
+    select_keys,
+    to_mask,
+)
+from floatscope.interventions.notes import EditNote, Problem
+from floatscope.interventions.structure import StructureFinder
+from floatscope.interventions.unedited import RANKS_AT_ONCE, UneditedCall
 from floatscope.models.model import Model
 from floatscope.schema import State
 
@@ -44,18 +60,37 @@ class Intervention:
     _empty_uses: dict[Edit, Tensor] = field(default_factory=dict)  # how often it found none; read at the end
     _anchors: AnchorTracker = field(default_factory=AnchorTracker)
     _frozen: dict[tuple[Edit, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
+    _dose: DoseSum = field(default_factory=DoseSum)
+    _short: dict[Edit, Tensor] = field(default_factory=dict)  # [heads without enough other keys, all heads]
+    _structure: StructureFinder = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._structure = StructureFinder(self.model)
 
     @property
-    def notes(self) -> list[str]:
-        """A sentence for every edit that selected no key at some step, or whose steps were never reached."""
+    def doses(self) -> list[float]:
+        """The dose of each sample: the share of the attention that the edits move, in the attention before them.
+
+        The mean over the rows and heads of all calls in which an edit is active; NaN if it is not defined.
+        """
+        is_defined = all(has_dose(edit) for edit in self.edits)
+        return self._dose.means(len(self.samples)) if is_defined else [math.nan] * len(self.samples)
+
+    @property
+    def notes(self) -> list[EditNote]:
+        """A note for every edit that selected too few keys or none, or whose steps were never reached."""
         empty = {edit: int(count) for edit, count in self._empty_uses.items()}
-        notes = [f"{edit} selected no keys in {n} of {self._uses[edit]} steps" for edit, n in empty.items() if n]
+        notes = [EditNote(str(edit), Problem.NO_KEYS, n, self._uses[edit]) for edit, n in empty.items() if n]
+        for edit, counts in self._short.items():
+            short, total = counts.tolist()
+            if short:
+                notes.append(EditNote(str(edit), Problem.TOO_LITTLE_ATTENTION, int(short), int(total)))
         steps = self._anchors.step + 1
         last = {
             edit: steps - 1 - int(edit.primitive == "freeze") for edit in self.edits
         }  # a freeze acts one step later
         late = [edit for edit in self.edits if edit.steps is not None and min(edit.steps) > last[edit]]
-        return notes + [f"{edit} was never active: there were only {steps} steps" for edit in late]
+        return notes + [EditNote(str(edit), Problem.NEVER_ACTIVE, steps, steps) for edit in late]
 
     def needs_preview(self, canvas: CanvasState) -> bool:
         """Whether anchors must be known before the first forward, because a token is replaced at them."""
@@ -75,12 +110,14 @@ class Intervention:
         # 1. Rank the keys of the unedited call, if an edit needs it.
         canvas = canvas.to(call.query.device)
         self._anchors.begin_step(canvas.step)
+        unedited = self._anchors.open_call(call, canvas)
         for rows in sorted({keys.rows for edit in self.edits for keys in _rules_to_rank(edit, layer, canvas.step)}):
-            self._anchors.observe(call, layer, canvas, rows)
+            self._anchors.observe(unedited, layer, canvas, rows)
         # 2. Collect the changes of each edit.
-        context = SelectionContext(canvas, layer, call.query.shape[1], self.samples)
+        context = self._build_context(canvas, layer, call.query.shape[1])
         biases: list[Bias] = []
         moves: list[Move] = []
+        doses: list[Tensor] = []  # of each active edit, summed over rows and heads
         sink = silent_heads = None
         for edit in self.edits:
             if edit.primitive == "freeze":
@@ -92,38 +129,72 @@ class Intervention:
             heads = _select_heads(edit, call)
             if edit.primitive == "zero":
                 silent_heads = heads if silent_heads is None else silent_heads | heads
+                doses.append((unedited.rows.sum(-1) * heads.sum()).double())
             elif edit.primitive == "sink":
                 assert edit.amount is not None
                 sink = torch.where(heads, edit.amount, -torch.inf if sink is None else sink)
             else:
-                keys = self._select_keys(edit.keys, context)
-                queries = _select_queries(edit, keys, context, call)
-                if edit.heads is not None:
-                    keys = keys.masked_fill(~heads[:, None], NO_KEY)
-                if layer == min(edit.layers or (0,)):  # once per step
-                    self._count_use(edit, keys if queries is None else keys.where(queries.any(), NO_KEY))
+                selection = self._select(edit, context, unedited, heads)
+                doses.append(measure_dose(edit, selection, unedited))
+                if _may_be_empty(edit) and not bool((selection.keys != NO_KEY).any()):
+                    continue  # the call stays exactly as it is
                 if edit.primitive == "scale":
-                    call = _scale(edit, call, keys)
+                    call = _scale(edit, call, selection.keys)
                 elif edit.primitive == "bias":
-                    biases.append(_build_bias(edit, keys, queries, call.visibility.keys))
+                    biases.append(_build_bias(edit, selection, call.visibility.keys))
                 else:
-                    target = None if edit.to is None else self._select_targets(edit, keys, context)
-                    moves.append(Move(keys, target, queries))
+                    moves += _build_moves(selection)
+        if doses:
+            self._dose.add(torch.stack(doses).sum(0), unedited.rows.sum(-1) * context.heads, canvas.active)
         # 3. Attach them to the call.
         if not biases and not moves and sink is None and silent_heads is None:
             return call
         return replace(call, edits=EditTensors(tuple(biases), sink, tuple(moves), silent_heads))
 
-    def _select_keys(self, keys: Keys | None, context: SelectionContext) -> Tensor:
-        assert keys is not None
-        by_layer = self._anchors.select_previous_anchors(keys, context.canvas)
+    def _select(
+        self, edit: Edit, context: SelectionContext, unedited: UneditedCall, heads: Bool[Tensor, " head"]
+    ) -> Selection:
+        """What an edit acts on. A control first selects what its edit would act on, and then keys that match it."""
+        rule = edit.keys
+        assert rule is not None
+        keys = self._select_keys(rule.reference, context)
+        if context.layer == min(edit.layers or (0,)) and rule.reference.only == "all":  # once per step
+            queries = _select_queries(edit, keys, context, unedited)
+            self._count_use(edit, keys if queries is None else keys.where(queries.any(), NO_KEY))
+        target = None
+        if edit.to is not None:
+            target = self._select_keys(edit.to, context)
+            target = F.pad(target, (0, max(0, keys.shape[-1] - target.shape[-1])), value=NO_KEY)[..., : keys.shape[-1]]
+            # A key without a target, or that is its own target, stays where it is.
+            keys, target = keep_ranks((keys != NO_KEY) & (target != NO_KEY) & (keys != target), keys, target)
+        ranking = self._anchors.find_ranking(rule, context.layer)
+        if rule.same_count_as is not None:
+            keys = match_count(rule, keys, ranking, context)
+        queries = _select_queries(edit, keys, context, unedited)
+        if rule.same_mass_as is not None:
+            mass = unedited.hidden(queries) if edit.hides_keys else unedited.received(queries)
+            goal = keys
+            keys, is_short = match_mass(rule, goal, mass, ranking, context, target)
+            has_goal = (goal != NO_KEY).any(-1)
+            counts = torch.stack([(is_short & heads).sum(), (has_goal & heads).sum()])
+            self._short[edit] = self._short.get(edit, 0) + counts
+        if target is not None:
+            target = _repeat_targets(target, keys)
+        if edit.heads is not None:
+            keys = keys.masked_fill(~heads[:, None], NO_KEY)
+        return Selection(keys, target, queries)
+
+    def _select_keys(self, keys: Keys, context: SelectionContext) -> Tensor:
+        by_layer = self._anchors.select_previous_anchors(replace(keys, only="all"), context.canvas)
         if by_layer is not None:
-            return by_layer[context.layer]
+            return restrict_type(by_layer[context.layer], keys.only, context)
         return select_keys(keys, self._anchors.find_ranking(keys, context.layer), context)
 
-    def _select_targets(self, edit: Edit, source: Tensor, context: SelectionContext) -> Tensor:
-        target = self._select_keys(edit.to, context)
-        return F.pad(target, (0, source.shape[-1] - target.shape[-1]), value=NO_KEY)
+    def _build_context(self, canvas: CanvasState, layer: int, heads: int) -> SelectionContext:
+        rules = [keys.reference for edit in self.edits for keys in (edit.keys, edit.to) if keys is not None]
+        needs_structure = any(keys.only == "structural" for keys in rules)
+        structure = self._structure.find(canvas) if needs_structure else None
+        return SelectionContext(canvas, layer, heads, self.samples, structure)
 
     def _has_rankings(self, edit: Edit, layer: int) -> bool:
         """Whether the layers whose anchors the edit uses have run."""
@@ -158,7 +229,7 @@ class Intervention:
     def _replace(self, edit: Edit, canvas: CanvasState) -> CanvasState:
         keys = edit.keys
         assert keys is not None
-        context = SelectionContext(canvas, -1, 1, self.samples)
+        context = self._build_context(canvas, -1, 1)
         ranking = self._anchors.mean_ranking(keys, canvas) if keys.needs_ranking else None
         selected = select_keys(keys, ranking, context)
         self._count_use(edit, selected)
@@ -221,18 +292,39 @@ def _select_heads(edit: Edit, call: AttentionCall) -> Bool[Tensor, " head"]:
 
 
 def _select_queries(
-    edit: Edit, keys: Tensor, context: SelectionContext, call: AttentionCall
+    edit: Edit, keys: Tensor, context: SelectionContext, unedited: UneditedCall
 ) -> Bool[Tensor, "batch query"] | None:
     if edit.queries is None:
         return None
-    see = call.visibility
+    see = unedited.call.visibility
     rows = ~to_mask(keys[:, :1], see.keys)[:, 0] if edit.queries == OTHER_ROWS else context.region(edit.queries)
     return rows[:, see.keys - see.queries :]
 
 
-def _build_bias(edit: Edit, selected: Tensor, queries: Tensor | None, keys: int) -> Bias:
+def _may_be_empty(edit: Edit) -> bool:
+    """Whether an edit may have nothing to act on; anchors of any type always exist."""
+    keys = edit.keys
+    assert keys is not None
+    return keys.is_shared or keys.reference is not keys or keys.only != "all" or edit.to is not None
+
+
+def _repeat_targets(target: Tensor, keys: Tensor) -> Tensor:
+    """A target for every key: the targets in their order, again and again if there are more keys than targets."""
+    count = (target != NO_KEY).sum(-1, keepdim=True)
+    index = torch.arange(keys.shape[-1], device=keys.device) % count.clamp_min(1)
+    return target.gather(-1, index).masked_fill(keys == NO_KEY, NO_KEY)
+
+
+def _build_bias(edit: Edit, selection: Selection, keys: int) -> Bias:
     assert edit.amount is not None
-    return Bias(scatter_amount(selected, keys, edit.amount), queries, hides_keys=edit.amount == -float("inf"))
+    return Bias(scatter_amount(selection.keys, keys, edit.amount), selection.queries, hides_keys=edit.hides_keys)
+
+
+def _build_moves(selection: Selection) -> list[Move]:
+    """The move in pieces of a few ranks, because a call reads the mass of all rows for all ranks of a piece."""
+    pieces = selection.keys.split(RANKS_AT_ONCE, -1)
+    targets = [None] * len(pieces) if selection.target is None else selection.target.split(RANKS_AT_ONCE, -1)
+    return [Move(keys, target, selection.queries) for keys, target in zip(pieces, targets, strict=True)]
 
 
 def _scale(edit: Edit, call: AttentionCall, selected: Tensor) -> AttentionCall:

@@ -2,6 +2,8 @@
 
     selected = select_keys(Keys("anchors", 5), ranking, context)     # [batch, head, rank], −1 where there are fewer
     to_mask(selected, keys=512)                                       # [batch, head, key]
+    match_count(control, selected, ranking, context)                  # as many other keys
+    match_mass(control, selected, mass, ranking, context)             # other keys that hold as much attention
 
 A `Ranking` holds the lift of the keys of one layer before it is edited. A `SelectionContext` holds the canvas, the
 layer and the names of the samples.
@@ -10,7 +12,7 @@ layer and the names of the samples.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,9 +20,12 @@ from torch import Tensor
 
 from floatscope.canvas import CanvasState
 from floatscope.capture.edit_tensors import NO_KEY
-from floatscope.interventions.edits import Keys
+from floatscope.interventions.edits import SHARED_RULES, Keys
 from floatscope.sampling.randomness import step_keys, uniform
 from floatscope.schema import State
+
+EVIDENCE = "evidence"
+"""The region with the words that give the answer."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,7 @@ class SelectionContext:
     layer: int
     heads: int
     samples: Sequence[str]
+    structural: Bool[Tensor, "batch key"] | None = None  # needed for the anchor type "structural"
 
     @property
     def first(self) -> Int[Tensor, " batch"]:
@@ -61,6 +67,27 @@ class SelectionContext:
             member: Tensor = regions.member.to(self.canvas.tokens.device)[..., regions.names.index(name)]
             return member
         return self.canvas.states == int(states[name])
+
+    def anchor_type(self, name: str) -> Bool[Tensor, "batch key"]:
+        """Which keys are of a type of anchors."""
+        keys = self.canvas.tokens.shape[1]
+        if name == "first":
+            return torch.arange(keys, device=self.canvas.tokens.device) == self.first[:, None]
+        if name == "structural":
+            assert self.structural is not None
+            return self.structural
+        has_evidence = EVIDENCE in self.canvas.regions.names
+        evidence = self.region(EVIDENCE) if has_evidence else torch.zeros_like(self.canvas.valid)
+        return {"all": self.canvas.valid, "evidence": evidence, "all but evidence": ~evidence}[name]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What an edit acts on in one attention call."""
+
+    keys: Int[Tensor, "batch head rank"]
+    target: Int[Tensor, "batch head rank"] | None  # where a move takes the mass of each key
+    queries: Bool[Tensor, "batch query"] | None  # the rows; None: all
 
 
 def select_keys(keys: Keys, ranking: Ranking | None, context: SelectionContext) -> Int[Tensor, "batch head rank"]:
@@ -78,16 +105,16 @@ def select_keys(keys: Keys, ranking: Ranking | None, context: SelectionContext) 
         inside = context.region(keys.region) & canvas.valid
         selected = select_largest(inside.float()[:, None], inside[:, None], int(inside.sum(-1).max()))
         return selected.expand(B, context.heads, -1)
-    if keys.is_shared:
-        return _select_random_positions(keys, context)
+    if keys.same_count_as is not None:
+        return match_count(keys, select_keys(keys.same_count_as, ranking, context), ranking, context)
     assert ranking is not None
     ranking = ranking.pad_to(K)
     eligible = ranking.eligible[:, None].expand(B, context.heads, K)
     if keys.rule == "random":
-        return _select_random_keys(keys, ranking, context, eligible)
+        return select_largest(*_draw_order(keys, ranking, context), int(keys.k))
     assert ranking.lift is not None
     if keys.rule == "anchors":
-        return select_largest(ranking.lift, eligible, int(keys.k))
+        return restrict_type(select_largest(ranking.lift, eligible, int(keys.k)), keys.only, context)
     count = eligible.sum(-1, keepdim=True)
     rank = torch.where(eligible, ranking.lift, -torch.inf).argsort(-1, descending=True).argsort(-1)  # 0: largest lift
     if keys.rule == "middle":
@@ -121,23 +148,80 @@ def select_largest(
     return torch.nn.functional.pad(key, (0, n - available), value=NO_KEY) if n > available else key
 
 
-def _select_random_positions(keys: Keys, context: SelectionContext) -> Tensor:
-    """As many positions as `same_count_as` picks, the same for all heads, layers and steps; the prompt's come first."""
-    assert keys.same_count_as is not None
-    reference = select_keys(keys.same_count_as, None, context)
-    score = _random_scores(step_keys(keys.seed, context.samples, 0, "positions"), 1, context)
-    score = score + (context.canvas.states == int(State.PROMPT))[:, None]
-    selected = select_largest(score, context.canvas.valid[:, None], reference.shape[-1]).expand_as(reference)
-    return _match_count(selected, reference)
+def restrict_type(selected: Int[Tensor, "batch head rank"], only: str, context: SelectionContext) -> Tensor:
+    """The selected keys of a type of anchors, in their order; `NO_KEY` after them."""
+    if only == "all":
+        return selected
+    is_type = context.anchor_type(only)[:, None].expand(-1, selected.shape[1], -1)
+    return keep_ranks(is_type.gather(-1, selected.clamp_min(0)) & (selected != NO_KEY), selected)[0]
 
 
-def _select_random_keys(keys: Keys, ranking: Ranking, context: SelectionContext, eligible: Tensor) -> Tensor:
-    key = step_keys(keys.seed, context.samples, context.canvas.step, f"keys {context.layer}")
+def keep_ranks(keep: Bool[Tensor, "batch head rank"], *keys: Int[Tensor, "batch head rank"]) -> list[Tensor]:
+    """The ranks to keep, moved to the front; `NO_KEY` after them."""
+    order = (~keep).to(torch.int8).argsort(dim=-1, stable=True)
+    return [each.masked_fill(~keep, NO_KEY).gather(-1, order) for each in keys]
+
+
+def match_count(
+    keys: Keys, reference: Int[Tensor, "batch head rank"], ranking: Ranking | None, context: SelectionContext
+) -> Int[Tensor, "batch head rank"]:
+    """Keys of a control, as many in each head as `reference` has."""
+    if keys.rule == "random":
+        selected = select_largest(*_draw_order(keys, ranking, context), reference.shape[-1]).expand_as(reference)
+    else:
+        count = max(1, reference.shape[-1])
+        selected = select_keys(replace(keys, k=count, same_count_as=None), ranking, context)[..., : reference.shape[-1]]
+    rank = torch.arange(reference.shape[-1], device=reference.device)
+    return selected.masked_fill(rank >= (reference != NO_KEY).sum(-1, keepdim=True), NO_KEY)
+
+
+def match_mass(
+    keys: Keys,
+    reference: Int[Tensor, "batch head rank"],
+    mass: Float[Tensor, "batch head key"],
+    ranking: Ranking | None,
+    context: SelectionContext,
+    excluded: Int[Tensor, "batch head excluded"] | None = None,
+) -> tuple[Int[Tensor, "batch head selected"], Bool[Tensor, "batch head"]]:
+    """Random keys that hold as much `mass` as those of `reference`, and in which heads there are too few of them.
+
+    Keys are taken in random order, without those of `reference` and of `excluded`. Of all beginnings of that order, the
+    one whose mass is nearest to that of `reference` is selected; none where `reference` selects none.
+    """
+    score, candidates = _draw_order(keys, ranking, context)
+    chosen = to_mask(reference, mass.shape[-1])
+    goal = (mass.double() * chosen).sum(-1, keepdim=True)
+    candidates = candidates.expand_as(mass) & ~chosen
+    if excluded is not None:
+        candidates = candidates & ~to_mask(excluded, mass.shape[-1])
+    order = torch.where(candidates, score.expand_as(mass), -torch.inf).argsort(-1, descending=True)
+    held = torch.where(candidates, mass.double(), 0.0).gather(-1, order).cumsum(-1)
+    held = torch.nn.functional.pad(held, (1, 0))  # [batch, head, number of keys]
+    number = torch.arange(held.shape[-1], device=mass.device)
+    is_allowed = number <= torch.where(goal > 0, candidates.sum(-1, keepdim=True), 0)
+    count = torch.where(is_allowed, (held - goal).abs(), torch.inf).argmin(-1, keepdim=True)
+    selected = order.masked_fill(number[:-1] >= count, NO_KEY)
+    return selected[..., : int(count.max())], held[..., -1] < goal[..., 0]
+
+
+def _draw_order(
+    keys: Keys, ranking: Ranking | None, context: SelectionContext
+) -> tuple[Float[Tensor, "batch h key"], Bool[Tensor, "batch h key"]]:
+    """A random number per key, the largest of which comes first, and which keys may be drawn.
+
+    The control of a region has one order for all heads, layers and steps, in which the prompt comes first.
+    """
+    canvas, reference = context.canvas, keys.reference
+    if reference.rule in SHARED_RULES:
+        score = _random_scores(step_keys(keys.seed, context.samples, 0, "positions"), 1, context)
+        return score + (canvas.states == int(State.PROMPT))[:, None], canvas.valid[:, None]
+    assert ranking is not None
+    key = step_keys(keys.seed, context.samples, canvas.step, f"keys {context.layer}")
     score = _random_scores(key, context.heads, context)
-    if keys.same_count_as is None:
-        return select_largest(score, eligible, int(keys.k))
-    reference = select_keys(keys.same_count_as, ranking, context)
-    return _match_count(select_largest(score, eligible, reference.shape[-1]), reference)
+    candidates = ranking.pad_to(canvas.tokens.shape[1]).eligible
+    if reference.only == "all but evidence":  # an edit that spares the evidence is compared with one that does too
+        candidates = candidates & context.anchor_type(reference.only)
+    return score, candidates[:, None].expand_as(score)
 
 
 def _random_scores(
@@ -148,9 +232,3 @@ def _random_scores(
     position = torch.arange(context.canvas.tokens.shape[1], device=device) - context.first[:, None]
     counter = position[:, None] + torch.arange(heads, device=device)[:, None] * 2**24
     return uniform(key.to(device)[:, None, None], counter).float()
-
-
-def _match_count(selected: Tensor, reference: Tensor) -> Tensor:
-    """Keep as many keys per head as `reference` has."""
-    rank = torch.arange(reference.shape[-1], device=reference.device)
-    return selected.masked_fill(rank >= (reference != NO_KEY).sum(-1, keepdim=True), NO_KEY)

@@ -2,9 +2,11 @@
 
     parse_edits("mask_anchors(k=5)")                    # a recipe; its arguments are literals
     parse_edits(["pin(k=1)", Edit("zero", heads=(3,))]) # several edits, in order
+    build_control(edits, "mass", draw=1)                # random keys that hold as much attention
     build_control(edits, "random", draw=1)              # the same number of random keys, or of other heads
 
-Every recipe also takes `steps`, `layers` and `heads`; without them it acts everywhere.
+Every recipe also takes `steps`, `layers` and `heads`; without them it acts everywhere. `only` restricts the anchors by
+type (`edits.ANCHOR_TYPES`).
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from floatscope.errors import UserError, unknown_choice
 from floatscope.interventions.edits import OTHER_ROWS, Edit, Keys
 from floatscope.syntax import merge_arguments, parse_call
 
-CONTROLS = ("random", "middle")
+CONTROLS = ("mass", "random", "middle")
 SCOPE_ARGUMENTS = ("steps", "layers", "heads")
 HIDE = -float("inf")
 
@@ -32,41 +34,42 @@ class Recipe:
     defaults: Mapping[str, Any]
 
 
-def _mask_anchors(k: int, of: str) -> list[Edit]:
-    return [Edit("bias", keys=Keys("anchors", k, of), amount=HIDE)]
+def _mask_anchors(k: int, of: str, only: str) -> list[Edit]:
+    return [Edit("bias", keys=Keys("anchors", k, of, only=only), amount=HIDE)]
 
 
-def _pin(k: int, layer: int | None) -> list[Edit]:
-    to = Keys("anchors", k, "first") if layer is None else Keys("anchors", k, "now", layer)
-    return [Edit("move", keys=Keys("anchors", k, "now"), to=to)]
+def _pin(k: int, layer: int | None, only: str) -> list[Edit]:
+    of = "first" if layer is None else "now"
+    to = Keys("anchors", k, of, layer, only=only)
+    return [Edit("move", keys=Keys("anchors", k, "now", only=only), to=to)]
 
 
 def _freeze(step: int) -> list[Edit]:
     return [Edit("freeze", steps=(step,))]
 
 
-def _move_to_first(k: int) -> list[Edit]:
-    return [Edit("move", keys=Keys("anchors", k, "now"), to=Keys("first", k))]
+def _move_to_first(k: int, only: str) -> list[Edit]:
+    return [Edit("move", keys=Keys("anchors", k, "now", only=only), to=Keys("first", k))]
 
 
-def _spread(k: int) -> list[Edit]:
-    return [Edit("move", keys=Keys("anchors", k, "now"))]
+def _spread(k: int, only: str) -> list[Edit]:
+    return [Edit("move", keys=Keys("anchors", k, "now", only=only))]
 
 
 def _virtual_sink(score: float) -> list[Edit]:
     return [Edit("sink", amount=score)]
 
 
-def _scale_values(k: int, factor: float) -> list[Edit]:
-    return [Edit("scale", keys=Keys("anchors", k), operand="value", amount=factor)]
+def _scale_values(k: int, factor: float, only: str) -> list[Edit]:
+    return [Edit("scale", keys=Keys("anchors", k, only=only), operand="value", amount=factor)]
 
 
-def _scale_keys(k: int, factor: float) -> list[Edit]:
-    return [Edit("scale", keys=Keys("anchors", k), operand="key", amount=factor)]
+def _scale_keys(k: int, factor: float, only: str) -> list[Edit]:
+    return [Edit("scale", keys=Keys("anchors", k, only=only), operand="key", amount=factor)]
 
 
-def _replace_token(k: int, token: str | int) -> list[Edit]:
-    return [Edit("replace", keys=Keys("anchors", k), token=token)]
+def _replace_token(k: int, token: str | int, only: str) -> list[Edit]:
+    return [Edit("replace", keys=Keys("anchors", k, only=only), token=token)]
 
 
 def _drop_bos() -> list[Edit]:
@@ -107,27 +110,33 @@ RECIPES = {
     "mask_anchors": Recipe(
         "hides the k anchors of a step (of: before, now or first) from every row except their own",
         _mask_anchors,
-        {"k": 5, "of": "before"},
+        {"k": 5, "of": "before", "only": "all"},
     ),
     "pin": Recipe(
         "moves the mass on the k anchors to those of the first step, or of the given layer",
         _pin,
-        {"k": 1, "layer": None},
+        {"k": 1, "layer": None, "only": "all but evidence"},
     ),
     "freeze": Recipe(
         "repeats the attention pattern of that step in all later steps, with their own values", _freeze, {"step": 0}
     ),
-    "move_to_first": Recipe("moves the mass on the k anchors to the first token", _move_to_first, {"k": 1}),
-    "spread": Recipe("spreads the mass on the k anchors over all keys visible to a row", _spread, {"k": 1}),
+    "move_to_first": Recipe(
+        "moves the mass on the k anchors to the first token", _move_to_first, {"k": 1, "only": "all"}
+    ),
+    "spread": Recipe(
+        "spreads the mass on the k anchors over all keys visible to a row", _spread, {"k": 1, "only": "all"}
+    ),
     "virtual_sink": Recipe("adds a key with this score and a value of zero", _virtual_sink, {"score": 0.0}),
     "scale_values": Recipe(
-        "multiplies the values of the k anchors by a factor", _scale_values, {"k": 1, "factor": 0.0}
+        "multiplies the values of the k anchors by a factor", _scale_values, {"k": 1, "factor": 0.0, "only": "all"}
     ),
-    "scale_keys": Recipe("multiplies the keys of the k anchors by a factor", _scale_keys, {"k": 1, "factor": 0.5}),
+    "scale_keys": Recipe(
+        "multiplies the keys of the k anchors by a factor", _scale_keys, {"k": 1, "factor": 0.5, "only": "all"}
+    ),
     "replace_token": Recipe(
         "replaces the token at the k anchors: newline, mask, a text, an id",
         _replace_token,
-        {"k": 1, "token": "newline"},
+        {"k": 1, "token": "newline", "only": "all"},
     ),
     "drop_bos": Recipe("removes the first token", _drop_bos, {}),
     "zero_heads": Recipe("sets the output of heads to zero, given as (layer, head)", _zero_heads, {"pairs": ()}),
@@ -202,7 +211,8 @@ def build_control(
 
     Args:
         edits: from `parse_edits`.
-        control: "random" (random keys instead of anchors) or "middle" (keys of middle rank).
+        control: "mass" (random other keys that hold as much attention), "random" (as many random keys) or "middle" (as
+            many keys of middle rank).
         draw: the seed of a random control.
         heads: the number of heads in a layer, for edits of heads.
     """
@@ -211,26 +221,35 @@ def build_control(
     return tuple(_build_control(edit, control, draw, heads) for edit in edits)
 
 
+def can_match_mass(edits: Sequence[Edit]) -> bool:
+    """Whether edits have a control of equal mass: they all pick keys of an attention call."""
+    return all(edit.keys is not None and edit.primitive != "replace" for edit in edits)
+
+
 def _build_control(edit: Edit, control: str, draw: int, heads: int | None) -> Edit:
-    name = f"{edit}, {control} {draw}" if control == "random" else f"{edit}, {control}"
+    name = f"{edit}, {control}" if control == "middle" else f"{edit}, {control} {draw}"
     if control == "middle" and (edit.keys is None or edit.keys.rule != "anchors"):
         raise UserError(f"control 'middle' replaces anchors, and {edit} does not pick anchors; use control 'random'")
+    if control == "mass" and not can_match_mass([edit]):
+        raise UserError(f"{edit} has no control of equal mass: it picks no keys of an attention call; use 'random'")
     if edit.primitive == "zero":
-        if heads is None or edit.heads is None:
-            raise UserError("the control of zeroed heads needs `heads`, the number of heads in a layer")
-        others = [h for h in range(heads) if h not in edit.heads]
-        if len(others) < len(edit.heads):
-            raise UserError(
-                f"{edit} zeroes {len(edit.heads)} of {heads} heads in a layer, which leaves too few for a control;"
-                " zero at most half of a layer"
-            )
-        sampled = random.Random(f"{draw} {edit.layers} {edit.heads}").sample(others, len(edit.heads))
-        return replace(edit, heads=tuple(sorted(sampled)), name=name)
+        return replace(edit, heads=_draw_other_heads(edit, draw, heads), name=name)
     if edit.keys is None:
         raise UserError(f"{edit} has no matched control: it picks no keys and no heads; use --control none")
     if control == "middle":
-        return replace(edit, keys=replace(edit.keys, rule="middle"), name=name)
-    has_fixed_count = edit.keys.rule in ("anchors", "middle", "random", "first")
-    if has_fixed_count:
-        return replace(edit, keys=Keys("random", int(edit.keys.k), seed=draw), name=name)
-    return replace(edit, keys=Keys("random", seed=draw, same_count_as=edit.keys), name=name)
+        return replace(edit, keys=replace(edit.keys, rule="middle", only="all", same_count_as=edit.keys), name=name)
+    same_count, same_mass = (None, edit.keys) if control == "mass" else (edit.keys, None)
+    return replace(edit, keys=Keys("random", seed=draw, same_count_as=same_count, same_mass_as=same_mass), name=name)
+
+
+def _draw_other_heads(edit: Edit, draw: int, heads: int | None) -> tuple[int, ...]:
+    """As many other heads of the layer as the edit zeroes."""
+    if heads is None or edit.heads is None:
+        raise UserError("the control of zeroed heads needs `heads`, the number of heads in a layer")
+    others = [h for h in range(heads) if h not in edit.heads]
+    if len(others) < len(edit.heads):
+        raise UserError(
+            f"{edit} zeroes {len(edit.heads)} of {heads} heads in a layer, which leaves too few for a control;"
+            " zero at most half of a layer"
+        )
+    return tuple(sorted(random.Random(f"{draw} {edit.layers} {edit.heads}").sample(others, len(edit.heads))))

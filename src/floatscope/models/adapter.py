@@ -1,34 +1,48 @@
 """Adapters: a few small matrices that turn a base into another model.
 
-    adapter = read_adapter(Path("sibling"))       # adapter.json and adapter.safetensors, checked
+    adapter = read_adapter(Path("sibling"))       # checked; in PEFT's format, with facts of our own in adapter.json
     check_base(adapter, Path("base.gguf"))        # its sha256 must be that of the base the adapter was trained on
     adapted = adapt_model(model, adapter)         # W + lora_B · lora_A for every W it names, and the mask's embedding
 
-`floatscope adapt` writes such folders; `load("base.gguf+sibling")` opens them with their base.
+`floatscope adapt` writes such folders; `load("base.gguf+sibling")` opens them with their base. A folder of peft has no
+adapter.json: such an adapter changes the weights of its base and leaves everything else as it is.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
-from floatscope.errors import UserError, join_names, printable, summarize_error
+from floatscope.errors import UserError, join_names, name_in_errors, printable, summarize_error
 from floatscope.files.digests import fingerprint, sha256_file
-from floatscope.files.json_files import read_json
+from floatscope.files.json_files import read_json, write_json
+from floatscope.models.adapter_merge import merge_adapter
+from floatscope.models.architectures import ARCHITECTURES
 from floatscope.models.checkpoint import DOWNLOAD_AGAIN, read_checkpoint
 from floatscope.models.model import Model
+from floatscope.models.peft_format import (
+    CONFIG_FILE,
+    MODEL_FILE,
+    PICKLE_FILE,
+    PREFIX,
+    TOKEN_ROWS,
+    LoraConfig,
+    lora_config_json,
+    read_lora_config,
+    split_name,
+)
 from floatscope.models.spec import ModelSpec
 
-ADAPTER_FILE, TENSORS_FILE = "adapter.json", "adapter.safetensors"
+ADAPTER_FILE = "adapter.json"
+OWN_TENSORS_FILE = "adapter.safetensors"  # complete weights, for which PEFT has no format, and all tensors of 0.6
 ADAPTER_FIELDS: dict[str, Any] = {  # the keys of adapter.json and their types
     "base_name": str,
     "base_sha256": str,
@@ -37,24 +51,25 @@ ADAPTER_FIELDS: dict[str, Any] = {  # the keys of adapter.json and their types
     "rank": int | None,
 }
 SHA256 = "sha256"  # one more key: the digest of the tensors
-LORA_B, LORA_A = ".up", ".down"  # suffixes of the names in adapter.safetensors
-MASK_EMBEDDING = "mask_embedding"
+OWN_MARK = {"floatscope": ADAPTER_FILE}  # in the header of adapter_model.safetensors: that file belongs beside it
 
 
 @dataclass(frozen=True)
 class Adapter:
     """An adapter as it is stored.
 
-    The tensors are lora_B and lora_A of every changed matrix (`NAME.up` [rows, rank] and `NAME.down` [rank, columns]),
-    replaced weights under their own `NAME`, and the embedding of the mask token.
+    The tensors have PEFT's names without their prefix: `LAYER.lora_A.weight` [rank, inputs], `LAYER.lora_B.weight`
+    [outputs, rank], and `EMBEDDING.token_adapter.trainable_tokens_delta` [tokens, width], which replaces embeddings.
+    Without a rank they are complete weights under their own names.
     """
 
     base_name: str
-    base_sha256: str
-    mask_id: int | None  # may be the first id the base does not have: a new row; None: it stays autoregressive
+    base_sha256: str | None  # None: written by peft, which does not store it
+    mask_id: int | None  # may be the first id the base does not have: a new row; None: the paradigm stays
     mask_token: str | None
     rank: int | None  # None: it replaces complete weights
     tensors: Mapping[str, Tensor] = field(repr=False)
+    other_token_ids: tuple[int, ...] = ()  # whose embeddings it replaces, if it has no mask
     name: str = ""  # of its folder
     weights: str = ""  # fingerprint of its files
 
@@ -68,48 +83,104 @@ class Adapter:
         """The number of weights in the adapter."""
         return sum(t.numel() for t in self.tensors.values())
 
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The tokens whose embeddings it replaces."""
+        return self.other_token_ids if self.mask_id is None else (self.mask_id,)
+
 
 def is_adapter(folder: Path) -> bool:
     """Whether a folder contains an adapter."""
-    return (folder / ADAPTER_FILE).is_file()
+    return (folder / ADAPTER_FILE).is_file() or (folder / CONFIG_FILE).is_file()
+
+
+def tensors_file(folder: Path) -> Path:
+    """Return the file with the tensors of the adapter in a folder."""
+    is_peft = (folder / CONFIG_FILE).is_file() or (folder / MODEL_FILE).is_file()
+    return folder / (MODEL_FILE if is_peft else OWN_TENSORS_FILE)
 
 
 def write_adapter(folder: Path, adapter: Adapter) -> None:
-    """Write adapter.json and adapter.safetensors."""
+    """Write an adapter with its adapter.json: in PEFT's format, or with complete weights in adapter.safetensors."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({k: t.contiguous() for k, t in adapter.tensors.items()}, folder / TENSORS_FILE, {"format": "pt"})
-    content = {**adapter.as_json, SHA256: sha256_file(folder / TENSORS_FILE)}
+    tensors = {name: tensor.contiguous() for name, tensor in adapter.tensors.items()}
+    if adapter.rank is None:
+        save_file(tensors, folder / OWN_TENSORS_FILE, {"format": "pt"})
+    else:
+        layers = {split_name(name)[0] for name in tensors if not name.endswith(TOKEN_ROWS)}
+        stored = {f"{PREFIX}{name}": tensor for name, tensor in tensors.items()}
+        save_file(stored, folder / MODEL_FILE, {"format": "pt", **OWN_MARK})
+        config = lora_config_json(adapter.base_name, adapter.rank, layers, adapter.token_ids)
+        write_json(folder / CONFIG_FILE, config)
+    content = {**adapter.as_json, SHA256: sha256_file(tensors_file(folder))}
     (folder / ADAPTER_FILE).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def read_adapter(folder: Path) -> Adapter:
-    """Read an adapter and check it: its keys, its digest, and that its numbers are finite."""
+    """Read an adapter and check it: its settings, its digest, and that its numbers are finite."""
     if not is_adapter(folder):
         hint = f", such as {folder / 'adapter'}" if is_adapter(folder / "adapter") else ""
         problem = f"is not an adapter: it has no {ADAPTER_FILE}" if folder.is_dir() else "does not exist"
-        raise UserError(f"{folder} {problem}; give a folder that `floatscope adapt` wrote{hint}")
-    content = read_json(folder / ADAPTER_FILE, DOWNLOAD_AGAIN)
+        raise UserError(f"{folder} {problem}; give a folder that `floatscope adapt` or peft wrote{hint}")
+    path, identity = tensors_file(folder), folder / ADAPTER_FILE
+    config = None if path.name == OWN_TENSORS_FILE else read_lora_config(folder / CONFIG_FILE, DOWNLOAD_AGAIN)
+    facts = _read_facts(identity) if identity.is_file() or config is None else None
+    tensors, metadata = _read_tensors(path)
+    if facts is None and OWN_MARK.items() <= metadata.items():
+        raise UserError(f"{identity} is missing; {DOWNLOAD_AGAIN}")
+    if facts is not None and sha256_file(path) != facts[SHA256]:
+        raise UserError(f"{path} does not have the digest in {ADAPTER_FILE}; copy both files again from their source")
+    if infinite := [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]:
+        raise UserError(f"{path} is damaged ({join_names(infinite, 1)} is not finite); {DOWNLOAD_AGAIN}")
+    if config is not None:
+        if facts is not None:
+            _check_same_facts(folder, config, facts)
+        with name_in_errors(path):
+            tensors = config.read_tensors(tensors)
+    files = [file for file in (identity, folder / CONFIG_FILE, path) if file.is_file()]
+    stored: dict[str, Any] = {"tensors": tensors, "name": _display_name(folder), "weights": fingerprint(*files)}
+    if facts is not None:
+        return Adapter(**{name: facts[name] for name in ADAPTER_FIELDS}, **stored)
+    assert config is not None
+    return Adapter(config.base_name, None, None, None, config.rank, other_token_ids=config.token_ids, **stored)
+
+
+def _read_facts(path: Path) -> dict[str, Any]:
+    """Read adapter.json and check the types of its values."""
+    content = read_json(path, DOWNLOAD_AGAIN)
     wrong = [
         name
         for name, kind in {**ADAPTER_FIELDS, SHA256: str}.items()
         if name not in content or not isinstance(content[name], kind) or isinstance(content[name], bool)
     ]
     if wrong:
-        raise UserError(f"{folder / ADAPTER_FILE} is damaged (no valid {join_names(wrong)}); {DOWNLOAD_AGAIN}")
-    path = folder / TENSORS_FILE
+        raise UserError(f"{path} is damaged (no valid {join_names(wrong)}); {DOWNLOAD_AGAIN}")
+    return content
+
+
+def _read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors of a safetensors file and the entries of its header."""
+    if not path.is_file() and path.with_name(PICKLE_FILE).is_file():
+        raise UserError(
+            f"{path.with_name(PICKLE_FILE)} is a pickle, and reading a pickle runs the code in it; save the adapter"
+            " again where you trust it (peft's save_pretrained writes safetensors)"
+        )
     try:
         with safe_open(path, "pt") as file:
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            return {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path} is missing or damaged ({summarize_error(error)}); {DOWNLOAD_AGAIN}") from error
-    if sha256_file(path) != content[SHA256]:
-        raise UserError(f"{path} does not have the digest in {ADAPTER_FILE}; copy both files again from their source")
-    if infinite := [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]:
-        raise UserError(f"{path} is damaged ({join_names(infinite, 1)} is not finite); {DOWNLOAD_AGAIN}")
-    weights = fingerprint(folder / ADAPTER_FILE, path)
-    return Adapter(
-        **{name: content[name] for name in ADAPTER_FIELDS}, tensors=tensors, name=_display_name(folder), weights=weights
-    )
+
+
+def _check_same_facts(folder: Path, config: LoraConfig, facts: Mapping[str, Any]) -> None:
+    """Check that adapter_config.json is the one that `floatscope adapt` writes for adapter.json."""
+    mask_ids = () if facts["mask_id"] is None else (facts["mask_id"],)
+    is_scaled = config.is_rank_stabilized or config.rank_pattern or config.alpha_pattern or config.alpha != config.rank
+    if is_scaled or (config.rank, config.token_ids) != (facts["rank"], mask_ids):
+        raise UserError(
+            f"{folder / CONFIG_FILE} does not match {ADAPTER_FILE} in its rank, scaling or mask; copy both files again"
+            " from their source"
+        )
 
 
 def _display_name(folder: Path) -> str:
@@ -129,7 +200,12 @@ def sha256_weights(path: Path) -> str:
 
 
 def check_base(adapter: Adapter, base: Path) -> None:
-    """Raise a `UserError` if the weights at `base` are not those the adapter was trained on."""
+    """Raise a `UserError` if the weights at `base` are not those the adapter was trained on.
+
+    An adapter that peft wrote does not say it: its names and shapes are checked when it is merged.
+    """
+    if adapter.base_sha256 is None:
+        return
     digest = sha256_weights(base)
     if digest != adapter.base_sha256:
         raise UserError(
@@ -141,100 +217,21 @@ def check_base(adapter: Adapter, base: Path) -> None:
 def adapt_model(model: Model, adapter: Adapter) -> Model:
     """Merge the adapter into the weights of the base, in place, and return the model with its new spec."""
     spec = adapt_spec(model.spec, adapter)
-    merge_adapter(model.module, adapter)
+    row = next((row for row in ARCHITECTURES if row.name == model.spec.architecture), None)
+    merge_adapter(model.module, adapter, str if row is None else row.rename_key)
     return replace(model, spec=spec)
 
 
 def adapt_spec(spec: ModelSpec, adapter: Adapter) -> ModelSpec:
-    """Return the spec of the adapted model: a shifted masked diffusion model, or autoregressive without a mask."""
-    if spec.paradigm != "arm":
-        raise UserError(f"{spec.name} is not an autoregressive model; an adapter needs an autoregressive base")
-    both = None if spec.weights is None else hashlib.sha256(f"{spec.weights} {adapter.weights}".encode()).hexdigest()
-    spec = replace(spec, name=f"{spec.name}+{adapter.name}", architecture="adapted", weights=both)
-    return spec if adapter.mask_id is None else replace(spec, paradigm="mdm", mask_id=adapter.mask_id, shift=True)
+    """Return the spec of the adapted model.
 
-
-def merge_adapter(module: Any, adapter: Adapter) -> None:
-    """Add the adapter to the weights of a module, in place; sums are computed in float32 and rounded once.
-
-    With a module on the meta device, only names and shapes are checked.
+    It is a shifted masked diffusion model if the adapter has a mask, and otherwise of the paradigm of its base.
     """
-    rows = module.get_input_embeddings().num_embeddings
-    if adapter.mask_id is not None and not 0 <= adapter.mask_id <= rows:
-        raise UserError(f"its adapter's mask id {adapter.mask_id} is not a valid token id; expected 0 … {rows}")
-    if adapter.mask_id == rows:
-        add_token_row(module)
-    weights = dict(module.named_parameters())
-    _check_names(module, weights, adapter)
-    embedding = next(name for name, p in weights.items() if p is module.get_input_embeddings().weight)
-    for name in sorted(_changed_weights(adapter)):
-        _check_shapes(name, weights[name], adapter)
-        _assign(weights[name], _merged_weight(weights[name], name, adapter))
-    if MASK_EMBEDDING in adapter.tensors:
-        row = weights[embedding][adapter.mask_id]
-        if adapter.tensors[MASK_EMBEDDING].shape != row.shape:
-            raise UserError(f"its adapter's {MASK_EMBEDDING} does not fit an embedding of {len(row)}")
-        _assign(row, adapter.tensors[MASK_EMBEDDING])
-
-
-def linear_layers(module: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the linear layers that an adapter with a rank changes: all except the one to the vocabulary."""
-    from transformers.pytorch_utils import Conv1D
-
-    head = module.get_output_embeddings()
-    for name, layer in module.named_modules():
-        if isinstance(layer, nn.Linear | Conv1D) and layer is not head:
-            yield name, layer
-
-
-@torch.no_grad()
-def add_token_row(module: Any) -> None:
-    """Add one token id to the embeddings; its row is the mean of the others, which is rarely the most likely token."""
-    module.resize_token_embeddings(module.get_input_embeddings().num_embeddings + 1, mean_resizing=False)
-    for layer in (module.get_input_embeddings(), module.get_output_embeddings()):
-        if layer is not None:
-            layer.weight[-1] = layer.weight[:-1].mean(0)
-
-
-def _check_names(module: Any, weights: Mapping[str, Tensor], adapter: Adapter) -> None:
-    """Check that the adapter has all tensors it needs, and none that the base does not have."""
-    if unknown := _changed_weights(adapter) - weights.keys():
-        raise UserError(f"its adapter changes weights the base does not have: {join_names(unknown)}")
-    if adapter.rank is None:
-        expected = set(weights)
-    else:
-        expected = {f"{name}.weight{suffix}" for name, _ in linear_layers(module) for suffix in (LORA_B, LORA_A)}
-        expected |= set() if adapter.mask_id is None else {MASK_EMBEDDING}
-    if missing := expected - adapter.tensors.keys():
-        raise UserError(f"its adapter has no {join_names(missing)}; {DOWNLOAD_AGAIN}")
-    if unexpected := adapter.tensors.keys() - expected:
-        raise UserError(f"its adapter has unexpected tensors: {join_names(unexpected)}; {DOWNLOAD_AGAIN}")
-
-
-def _changed_weights(adapter: Adapter) -> set[str]:
-    """The names of the base's weights that the adapter changes."""
-    return {name.removesuffix(LORA_B).removesuffix(LORA_A) for name in adapter.tensors} - {MASK_EMBEDDING}
-
-
-def _merged_weight(weight: Tensor, name: str, adapter: Adapter) -> Tensor:
-    if name in adapter.tensors:
-        return adapter.tensors[name]
-    lora_b, lora_a = (adapter.tensors[name + part].to(weight.device, torch.float32) for part in (LORA_B, LORA_A))
-    return weight.float() + lora_b @ lora_a
-
-
-def _check_shapes(name: str, weight: Tensor, adapter: Adapter) -> None:
-    replacement, lora_b, lora_a = (adapter.tensors.get(name + suffix) for suffix in ("", LORA_B, LORA_A))
-    if replacement is not None:
-        fits = replacement.shape == weight.shape
-    else:
-        (rows, columns), rank = weight.shape, adapter.rank
-        fits = (tuple(lora_b.shape), tuple(lora_a.shape)) == ((rows, rank), (rank, columns))  # type: ignore[union-attr]
-    if not fits:
-        rank_text = "" if adapter.rank is None else f" with rank {adapter.rank}"
-        raise UserError(f"its adapter does not fit {name}, which is {tuple(weight.shape)}{rank_text}")
-
-
-@torch.no_grad()
-def _assign(weight: Tensor | nn.Parameter, value: Tensor) -> None:
-    weight.copy_(value)
+    both = None if spec.weights is None else hashlib.sha256(f"{spec.weights} {adapter.weights}".encode()).hexdigest()
+    adapted = replace(spec, name=f"{spec.name}+{adapter.name}", weights=both)
+    if adapter.base_sha256 is None:
+        return adapted
+    if spec.paradigm != "arm":
+        raise UserError(f"{spec.name} is not an autoregressive model; this adapter needs an autoregressive base")
+    adapted = replace(adapted, architecture="adapted")
+    return adapted if adapter.mask_id is None else replace(adapted, paradigm="mdm", mask_id=adapter.mask_id, shift=True)

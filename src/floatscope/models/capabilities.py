@@ -30,11 +30,16 @@ def detect_capabilities(model: Model) -> Model:
 
     Raises a `UserError` if the model cannot run, or attends to positions it should not see.
     """
-    length = min(TOKENS, model.spec.context or TOKENS)
-    ids = _ordinary_tokens(model, length + 1)
-    longer, shorter = ids[:length], ids[: length - 1]
     with torch.inference_mode(), silence_libraries():
-        logits = _forward(model, [longer, [*shorter, ids[-1]]])  # two samples that differ in their last token
+        samples = _two_samples(model)
+        longer = samples[0]
+        length, shorter = len(longer), longer[:-1]
+        logits = _forward(model, samples)
+        if bool(logits.isnan().any()):
+            raise UserError(
+                f"{_describe(model)} computes NaN for ordinary tokens, in {str(model.dtype).removeprefix('torch.')};"
+                " correct its config.json or download it again, or open it with dtype='float32'"
+            )
         if length < TOKENS or not bool(logits.isfinite().all()):  # nothing to compare
             return model
         _check_direction(model, logits)
@@ -47,6 +52,19 @@ def detect_capabilities(model: Model) -> Model:
             canvas = batch if has_position_ids and supports_padding else _build_canvas(model, [longer])
             supports_cache = _gives(expected, lambda: _forward_with_cache(model, canvas))
     return replace(model, spec=replace(model.spec, supports_padding=supports_padding, supports_cache=supports_cache))
+
+
+def check_forward(model: Model) -> None:
+    """Run the first forward of `detect_capabilities`, and raise a `UserError` if the model cannot run."""
+    with torch.inference_mode(), silence_libraries():
+        _forward(model, _two_samples(model))
+
+
+def _two_samples(model: Model) -> list[list[int]]:
+    """Return two samples of ordinary tokens that differ in the last one."""
+    length = min(TOKENS, model.spec.context or TOKENS)
+    ids = _ordinary_tokens(model, length + 1)
+    return [ids[:length], [*ids[: length - 1], ids[-1]]]
 
 
 def _forward(model: Model, samples: list[list[int]]) -> Tensor:

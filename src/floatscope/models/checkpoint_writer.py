@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import json
 import os
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import StateDictSplit, split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from floatscope.errors import UserError, unknown_choice
-from floatscope.models.checkpoint import INDEX_FILE, WEIGHTS_FILE
+from floatscope.models.checkpoint import INDEX_FILE
 from floatscope.models.conversions import llama_to_llada_config, llama_to_llada_key
 
 LLADA_HEADER = {  # real configs name their own code, which is never run
@@ -60,7 +63,7 @@ def write_checkpoint(
         file_format: "llada", "dream", or "native" for the format of transformers.
         tokenizer: a transformers tokenizer to write beside it.
         extra_config: settings for config.json that the module's config does not have, such as `mask_token_id`.
-        shards: the number of weight files.
+        shards: the number of weight files; fewer if no limit on their size gives that number.
 
     Returns:
         The folder.
@@ -100,17 +103,21 @@ def checkpoint_tensors(module: nn.Module, file_format: str, shards: int = 1) -> 
 
 
 def _write_weights(folder: Path, tensors: dict[str, Tensor], shards: int) -> None:
-    names = list(tensors)
-    parts = [names[len(names) * i // shards : len(names) * (i + 1) // shards] for i in range(shards)]
-    files = [WEIGHTS_FILE] if shards == 1 else [f"model-{i + 1:05}-of-{shards:05}.safetensors" for i in range(shards)]
-    for file, part in zip(files, parts, strict=True):
+    split = _split_into_shards(tensors, shards)
+    for file, names in split.filename_to_tensors.items():
         # Renamed into place: a model that is open from an older file of this name keeps that file.
-        save_file({name: tensors[name] for name in part}, folder / f"{file}.new", {"format": "pt"})
+        save_file({name: tensors[name] for name in names}, folder / f"{file}.new", {"format": "pt"})
         os.replace(folder / f"{file}.new", folder / file)
-    if shards > 1:
-        size = sum(t.numel() * t.element_size() for t in tensors.values())
-        weight_map = {name: file for file, part in zip(files, parts, strict=True) for name in part}
-        _write_json(folder / INDEX_FILE, {"metadata": {"total_size": size}, "weight_map": weight_map})
+    if split.is_sharded:
+        _write_json(folder / INDEX_FILE, {"metadata": split.metadata, "weight_map": split.tensor_to_filename})
+
+
+def _split_into_shards(tensors: dict[str, Tensor], shards: int) -> StateDictSplit:
+    """Split the tensors in their order; the limit of a shard is the smallest that needs no more than `shards`."""
+    limits = range(sum(tensor.nbytes for tensor in tensors.values()) + 1)
+    split = partial(split_torch_state_dict_into_shards, tensors, filename_pattern="model{suffix}.safetensors")
+    limit = bisect_left(limits, True, key=lambda size: len(split(max_shard_size=size).filename_to_tensors) <= shards)
+    return split(max_shard_size=limits[limit])
 
 
 def _write_native_tokenizer(tokenizer: Any, folder: Path) -> None:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from floatscope.errors import UserError, explain_read_errors, name_in_errors, printable
+from floatscope.errors import explain_read_errors, name_in_errors, printable
 from floatscope.models import gguf
 from floatscope.models.adapter import adapt_spec, check_base, read_adapter
 from floatscope.models.architectures import CAUSAL, Architecture
@@ -96,13 +96,11 @@ def _describe_folder(name: str | Path, mask_id: int | None, shift: bool | None, 
 
 def _describe_gguf(name: str, path: Path, mask_id: int | None, shift: bool | None) -> Description:
     header = gguf.read_header(path)
+    gguf.check_network(path, header)
     config, tokenizer = gguf.read_config(path), gguf.read_tokenizer(path)
     with name_in_errors(path):
         module = build_empty_module(gguf.causal_class(config), config)
-        tied = set(getattr(module, "all_tied_weights_keys", {}))
-        needed = sum(t.numel() for k, t in module.named_parameters() if k not in tied)
-        if needed > header.parameters:
-            raise UserError(f"tensors are missing: {needed:,} weights are needed, but it holds {header.parameters:,}")
+        gguf.check_size(header, module)
         spec = infer_spec(name, CAUSAL, {}, module, tokenizer, mask_id=mask_id, shift=shift)
     return _build_description(spec, CAUSAL, module, tokenizer, header.parameters, None)
 

@@ -23,15 +23,29 @@ from typing import Any, BinaryIO
 import torch
 from torch import nn
 
-from floatscope.errors import LIBRARY_ERRORS, UserError, is_rust_error, join_names, printable, summarize_error
+from floatscope.errors import (
+    LIBRARY_ERRORS,
+    UserError,
+    is_rust_error,
+    join_names,
+    name_in_errors,
+    printable,
+    summarize_error,
+)
+from floatscope.files.digests import fingerprint
 from floatscope.models.checkpoint import DOWNLOAD_AGAIN
+from floatscope.models.limited_process import limits_for
+from floatscope.models.limited_tokenizer import LimitedTokenizer
+from floatscope.models.prepared_checkpoint import build_empty_module
 from floatscope.models.silence import silence_libraries
 from floatscope.models.tokenizer import ModelTokenizer
 from floatscope.models.tokenizer_files import check_tokenizer
+from floatscope.models.untrusted import check_untrusted, is_shipped
 
 REFUSED = {"llada": "LLaDA", "llada-moe": "LLaDA-MoE", "llada2": "LLaDA2", "dream": "Dream", "rnd1": "RND1"}
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
+MAX_WEIGHTS_PER_BYTE = 8  # the smallest type has 1.56 bits per weight
 COUNTS = ("block_count", "context_length", "embedding_length", "attention.head_count")
 
 
@@ -42,6 +56,7 @@ class Header:
     metadata: dict[str, Any]
     tensors: int
     parameters: int
+    size: int  # bytes before the tensors
 
     @property
     def architecture(self) -> str:
@@ -57,13 +72,9 @@ def read_header(path: Path) -> Header:
     """Read the header alone, and refuse an architecture that transformers cannot read."""
     if not path.is_file():
         raise UserError(f"{path} does not exist; give the path of a .gguf file")
-    try:
-        with path.open("rb") as file:
-            header = _parse_header(file)
-    except (struct.error, UnicodeDecodeError, MemoryError, OverflowError, RecursionError, ValueError) as error:
-        raise UserError(
-            f"{path} is not a GGUF file, or it is damaged ({summarize_error(error)}); {DOWNLOAD_AGAIN}"
-        ) from error
+    if not is_shipped(path):
+        check_untrusted(path, lambda: _open_header(path), f"header {fingerprint(path)}")
+    header = _open_header(path)
     if header.architecture in REFUSED:
         raise UserError(
             f"{path} is a {REFUSED[header.architecture]} GGUF ({header.architecture}), which transformers cannot read;"
@@ -78,6 +89,28 @@ def read_header(path: Path) -> Header:
     if (header.get("block_count") or 0) > header.tensors:
         raise UserError(f"{path} has {header.get('block_count')} layers, but there are {header.tensors} tensors")
     return header
+
+
+def check_network(path: Path, header: Header) -> None:
+    """Refuse metadata that describe a network which is too large to build, or which the tensors do not fill."""
+
+    def check() -> None:
+        config = read_config(path)
+        with name_in_errors(path):
+            check_size(header, build_empty_module(causal_class(config), config))
+
+    if not is_shipped(path):
+        from transformers import GenerationMixin, PreTrainedModel  # noqa: F401  (here once, and not in every child)
+
+        check_untrusted(path, check, f"network {fingerprint(path)}", limits_for(header.size, 10.0))
+
+
+def check_size(header: Header, module: nn.Module) -> None:
+    """Check that the file holds as many weights as a module needs."""
+    tied = set(getattr(module, "all_tied_weights_keys", {}))
+    needed = sum(t.numel() for k, t in module.named_parameters() if k not in tied)
+    if needed > header.parameters:
+        raise UserError(f"tensors are missing: {needed:,} weights are needed, but it holds {header.parameters:,}")
 
 
 def read_model(path: Path, device: str | torch.device, dtype: torch.dtype) -> tuple[nn.Module, ModelTokenizer]:
@@ -110,8 +143,9 @@ def read_tokenizer(path: Path) -> ModelTokenizer:
     """Return the tokenizer in the file, checked."""
     from transformers import AutoTokenizer
 
+    tokenizer_class = ModelTokenizer if is_shipped(path) else LimitedTokenizer
     with _isolate(path) as location:
-        tokenizer = ModelTokenizer(AutoTokenizer.from_pretrained(**location), path.name)
+        tokenizer = tokenizer_class(AutoTokenizer.from_pretrained(**location), path.name)
     check_tokenizer(tokenizer, path)
     return tokenizer
 
@@ -149,6 +183,16 @@ def _isolate(path: Path) -> Iterator[dict[str, Any]]:
             raise
 
 
+def _open_header(path: Path) -> Header:
+    try:
+        with path.open("rb") as file:
+            return _parse_header(file)
+    except (struct.error, UnicodeDecodeError, OverflowError, RecursionError, ValueError) as error:
+        raise UserError(
+            f"{path} is not a GGUF file, or it is damaged ({summarize_error(error)}); {DOWNLOAD_AGAIN}"
+        ) from error
+
+
 def _parse_header(file: BinaryIO) -> Header:
     if file.read(4) != b"GGUF":
         raise ValueError("it does not begin with GGUF")
@@ -165,10 +209,10 @@ def _parse_header(file: BinaryIO) -> Header:
         parameters += prod(_read_scalar(file, "Q") for _ in range(_read_scalar(file, "I")))
         _read_scalar(file, "I")  # its type
         last_offset = max(last_offset, _read_scalar(file, "Q"))
-    last_tensor = file.tell() + last_offset
-    if tensors and file.seek(0, 2) <= last_tensor:
+    size, end = file.tell(), file.seek(0, 2)
+    if tensors and (end <= size + last_offset or parameters > MAX_WEIGHTS_PER_BYTE * (end - size)):
         raise ValueError("it ends before its last tensor")
-    return Header(metadata, tensors, parameters)
+    return Header(metadata, tensors, parameters, size)
 
 
 def _read_value(file: BinaryIO, kind: int) -> Any:

@@ -27,7 +27,7 @@ from floatscope.models import gguf, remote_code
 from floatscope.models.adapter import adapt_model, check_base, read_adapter
 from floatscope.models.architectures import CAUSAL, REMOTE_CODE, find_architecture
 from floatscope.models.bases import is_base_name
-from floatscope.models.capabilities import detect_capabilities
+from floatscope.models.capabilities import check_forward, detect_capabilities
 from floatscope.models.checkpoint import DOWNLOAD_AGAIN, read_checkpoint, read_config
 from floatscope.models.device import (
     CPU,
@@ -38,11 +38,13 @@ from floatscope.models.device import (
     resolve_device,
     resolve_dtype,
 )
+from floatscope.models.limited_process import DEFAULT_LIMITS, Limits
 from floatscope.models.model import Model
 from floatscope.models.names import display_name, find_checkpoint, find_weights, resolve_path, split_adapter
 from floatscope.models.prepared_checkpoint import PreparedCheckpoint, check_keys, module_keys, prepare_checkpoint
 from floatscope.models.silence import silence_libraries
 from floatscope.models.spec import infer_spec
+from floatscope.models.untrusted import check_untrusted, is_shipped
 
 
 def load(
@@ -101,7 +103,7 @@ def load(
             stored_dtype = getattr(torch, prepared.checkpoint.dtype)
             module = _load_weights(prepared, target, chosen_dtype or (torch.float32 if target == CPU else stored_dtype))
             spec = replace(prepared.spec, weights=prepared.checkpoint.fingerprint)
-            model = _check_runs(Model(module, spec, prepared.tokenizer), folder, target)
+            model = _check_model(Model(module, spec, prepared.tokenizer), folder, target)
         return replace(model, spec=replace(model.spec, revision=commit))
 
 
@@ -122,10 +124,11 @@ def _load_gguf(name: str, path: Path, device: Device, dtype: torch.dtype | None,
     header = gguf.read_header(path)
     dtype = dtype or (torch.float32 if device == CPU else torch.bfloat16)
     check_memory(name, header.parameters, dtype, device)
+    gguf.check_network(path, header)
     module, tokenizer = gguf.read_model(path, device, dtype)
     with name_in_errors(path):
         spec = infer_spec(name, CAUSAL, {}, module, tokenizer, **overrides)
-    return _check_runs(Model(module.eval(), replace(spec, weights=fingerprint(path)), tokenizer), path, device)
+    return _check_model(Model(module.eval(), replace(spec, weights=fingerprint(path)), tokenizer), path, device)
 
 
 def _load_remote_code(
@@ -139,7 +142,35 @@ def _load_remote_code(
     with name_in_errors(folder):
         spec = infer_spec(name, row, checkpoint.config, module, tokenizer, **overrides)
     spec = replace(spec, weights=checkpoint.fingerprint, uses_remote_code=True)
-    return _check_runs(Model(module.eval(), spec, tokenizer), folder, device)
+    return _check_model(Model(module.eval(), spec, tokenizer), folder, device)
+
+
+def _check_model(model: Model, path: Path, device: Device) -> Model:
+    for name, weights in model.module.named_parameters():
+        if weights.is_floating_point() and weights.numel():
+            lowest, highest = weights.detach().aminmax()  # NaN if a weight is NaN
+            if not bool(lowest.isfinite() & highest.isfinite()):
+                raise UserError(
+                    f"{path}: its tensor {name} contains NaN or infinity in {str(model.dtype).removeprefix('torch.')};"
+                    f" {DOWNLOAD_AGAIN}, or open it with dtype='float32'"
+                )
+    if device == CPU and not model.spec.uses_remote_code and not is_shipped(path):
+        _check_forward_limits(model, path)
+    return _check_runs(model, path, device)
+
+
+def _check_forward_limits(model: Model, path: Path) -> None:
+    """Refuse a config that makes four tokens cost too much, such as one that pads a text to 10^9 positions."""
+
+    def run() -> None:
+        with name_in_errors(path):
+            check_forward(model)
+
+    sizes = [p.numel() * p.itemsize for p in model.module.parameters()]
+    seconds = DEFAULT_LIMITS.seconds + sum(sizes) / 2e8  # one thread reads the weights once
+    limits = Limits(seconds, DEFAULT_LIMITS.memory + 8 * max(sizes))  # some kernels copy a weight matrix
+    file = path / "config.json" if path.is_dir() else path
+    check_untrusted(file, run, f"forward {model.spec.paradigm} {model.dtype} {model.spec.weights}", limits)
 
 
 def _check_runs(model: Model, path: Path, device: Device) -> Model:

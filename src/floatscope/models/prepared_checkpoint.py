@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from floatscope.errors import LIBRARY_ERRORS, UserError, join_names, name_in_errors, printable, summarize_error
+from floatscope.files.digests import sha256_json
 from floatscope.models.architectures import Architecture, find_architecture
 from floatscope.models.checkpoint import SUPPORTED_DTYPES, TORCH_DTYPES, Checkpoint, read_checkpoint, read_config
 from floatscope.models.names import unknown_architecture
@@ -27,6 +28,7 @@ from floatscope.models.silence import silence_libraries
 from floatscope.models.spec import ModelSpec, infer_spec
 from floatscope.models.tokenizer import ModelTokenizer
 from floatscope.models.tokenizer_files import open_tokenizer
+from floatscope.models.untrusted import check_untrusted, is_shipped
 
 IGNORED_SETTINGS = (  # settings that do not describe the network: kernels from the hub, code, labels, …
     "attn_implementation",
@@ -62,6 +64,7 @@ SIZES = (  # whole numbers of at least 1
     "num_attention_heads",
     "num_key_value_heads",
     "head_dim",
+    "max_position_embeddings",
 )
 SCALES = ("rope_theta", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps")  # numbers above 0
 
@@ -95,6 +98,7 @@ def prepare_checkpoint(
         if match is None:
             raise unknown_architecture(checkpoint.config, checkpoint.tensors if weights else {})
         architecture, class_name = match
+        _check_config_limits(path, architecture, class_name, checkpoint.config)
         config = build_config(architecture, class_name, checkpoint.config)
         tokenizer = open_tokenizer(path, has_separator=architecture.has_separator)
         empty_module = build_empty_module(class_name, config)
@@ -102,6 +106,21 @@ def prepare_checkpoint(
             _check_tensors(checkpoint, architecture, empty_module)
         spec = infer_spec(name, architecture, checkpoint.config, empty_module, tokenizer, mask_id=mask_id, shift=shift)
     return PreparedCheckpoint(checkpoint, architecture, empty_module, tokenizer, spec)
+
+
+def _check_config_limits(path: Path, architecture: Architecture, class_name: str, config: dict[str, Any]) -> None:
+    """Refuse a config that describes a network whose structure alone takes too much time or memory to build."""
+    import transformers
+
+    if is_shipped(path):
+        return
+    getattr(transformers, class_name)  # imported here once, and not in every child
+
+    def build() -> None:
+        build_empty_module(class_name, build_config(architecture, class_name, config))
+
+    digest = sha256_json({"architecture": architecture.name, "class": class_name, "config": config})
+    check_untrusted(path / "config.json", build, digest)
 
 
 def build_config(architecture: Architecture, class_name: str, config: dict[str, Any]) -> Any:
@@ -130,12 +149,12 @@ def _check_config(config: Any) -> None:
     """Refuse values that transformers accepts, and then crashes on or computes nonsense with."""
     for name in SIZES:
         size = getattr(config, name, None)
-        if isinstance(size, int) and size < 1:
+        is_setting = not isinstance(getattr(type(config), name, None), property)  # XLNet answers -1: no limit
+        if isinstance(size, int) and size < 1 and is_setting:
             raise UserError(f"its config has {name} {size}; expected at least 1")
     rope = getattr(config, "rope_parameters", None)
-    scales = {name: getattr(config, name, None) for name in SCALES} | (rope if isinstance(rope, dict) else {})
-    for name in SCALES:
-        scale = scales[name]
+    scales = [(name, getattr(config, name, None)) for name in SCALES] + list(_rope_scales(rope))
+    for name, scale in scales:
         if scale is not None and not (type(scale) in (int, float) and math.isfinite(scale) and scale > 0):
             raise UserError(f"its config has {name} {printable(repr(scale))}; expected a number above 0")
     pad, rows = getattr(config, "pad_token_id", None), getattr(config, "vocab_size", None)
@@ -144,6 +163,15 @@ def _check_config(config: Any) -> None:
     kind = getattr(config, "position_embedding_type", None)
     if kind not in (None, "absolute"):
         raise UserError(f"its config has position_embedding_type {printable(kind)}, which transformers 5 has dropped")
+
+
+def _rope_scales(rope: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the numbers of a rotation that must be above 0; a config may have one rotation per kind of layer."""
+    for name, value in rope.items() if isinstance(rope, dict) else ():
+        if isinstance(value, dict):
+            yield from _rope_scales(value)
+        elif name == "rope_theta" or name.endswith("factor"):
+            yield from ((name, number) for number in (value if isinstance(value, list) else [value]))
 
 
 def build_empty_module(class_name: str, config: Any) -> nn.Module:

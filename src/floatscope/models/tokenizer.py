@@ -8,7 +8,7 @@ tokenizer.encode_with_offsets("What floats?", chat=True).offsets   # the charact
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -63,16 +63,16 @@ class ModelTokenizer:
         if not chat:
             if not isinstance(prompt, str):
                 raise UserError("messages need the chat template; set chat=True, or give a string")
-            return self._remove_trailing(self._tokenize(prompt)["input_ids"])
-        ids: list[int] = self._tokenize(self._render(prompt), add_special_tokens=False)["input_ids"]
+            return self._remove_trailing(self.tokenize(prompt)["input_ids"])
+        ids: list[int] = self.tokenize(self.render(prompt), add_special_tokens=False)["input_ids"]
         return ids
 
     def encode_with_offsets(self, prompt: str, chat: bool = False) -> PromptEncoding:
         """Return the ids of `encode`, and the characters of the prompt each of them covers."""
         if not getattr(self.hf, "is_fast", False):
             return PromptEncoding(self.encode(prompt, chat), None)
-        text = self._render(prompt) if chat else prompt
-        encoding = self._tokenize(text, add_special_tokens=not chat, return_offsets_mapping=True)
+        text = self.render(prompt) if chat else prompt
+        encoding = self.tokenize(text, add_special_tokens=not chat, return_offsets_mapping=True)
         ids = encoding["input_ids"] if chat else self._remove_trailing(encoding["input_ids"])
         span = self._prompt_span(text) if chat else (0, len(text))
         if span is None or (inner := text[slice(*span)]).strip() != prompt.strip() or inner not in prompt:
@@ -96,11 +96,11 @@ class ModelTokenizer:
         run: list[int] = []
         for i in ids:
             if i in self._special or i not in self._tokens:
-                pieces += [*self._text_pieces(run), self._tokens.get(i, f"<{i}>")]
+                pieces += [*self.text_pieces(run), self._tokens.get(i, f"<{i}>")]
                 run = []
             else:
                 run.append(i)
-        return pieces + self._text_pieces(run)
+        return pieces + self.text_pieces(run)
 
     def token_to_id(self, token: str) -> int | None:
         """Return the id of a token by its exact name."""
@@ -156,11 +156,17 @@ class ModelTokenizer:
             return frozenset()
         return frozenset(byte for byte, name in byte_level_alphabet().items() if name not in self._vocabulary)
 
+    @property
+    def shared_id(self) -> tuple[str, str, int] | None:
+        """Two tokens with one id, and the id; None if every token has its own."""
+        pairs = ((token, self._tokens[i], i) for token, i in self._vocabulary.items())
+        return next((pair for pair in pairs if pair[0] != pair[1]), None)
+
     def _role_id(self, role: str) -> int | None:
         token = getattr(self.hf, f"{role}_token", None)
         return None if token is None else self.token_to_id(str(token))
 
-    def _text_pieces(self, ids: list[int]) -> list[str]:
+    def text_pieces(self, ids: Sequence[int]) -> list[str]:
         """Return what each token adds to the text of those before it; an incomplete character waits for its end."""
         pieces: list[str] = []
         start, stop, shown = 0, 0, ""  # ids[start:stop] end on a complete character; `shown` is the text since start
@@ -175,13 +181,13 @@ class ModelTokenizer:
                 shown = self.hf.decode(ids[start:stop], clean_up_tokenization_spaces=False)
         return pieces
 
-    def _tokenize(self, text: str, **options: bool) -> Mapping[str, Any]:
+    def tokenize(self, text: str, **options: bool) -> dict[str, Any]:
         """Return the tokenizer's `input_ids`, and `offset_mapping` if the options ask for it."""
         if self.missing_bytes and self.missing_bytes.intersection(text.encode(errors="ignore")):
             character = next(c for c in text if self.missing_bytes.intersection(c.encode(errors="ignore")))
             raise UserError(f"the tokenizer of {self._name} has no token for {character!r}; remove it from the text")
         try:
-            encoding: Mapping[str, Any] = self.hf(text, verbose=False, **options)
+            encoding = self.hf(text, verbose=False, **options)
         except BaseException as error:
             # The text is not valid Unicode, or the tokenizer's own rules loop.
             if is_rust_error(error) or isinstance(error, (TypeError, ValueError)):
@@ -189,7 +195,7 @@ class ModelTokenizer:
                     f"the tokenizer of {self._name} cannot read this text ({summarize_error(error)})"
                 ) from error
             raise
-        return encoding
+        return {name: encoding[name] for name in ("input_ids", "offset_mapping") if name in encoding}
 
     def _remove_trailing(self, ids: list[int]) -> list[int]:
         """Drop what the tokenizer adds after a text: the answer goes there."""
@@ -217,7 +223,8 @@ class ModelTokenizer:
         is_known = placeholder and start <= stop and text.startswith(before) and text.endswith(after)
         return (start, stop) if is_known else None
 
-    def _render(self, prompt: str | Messages) -> str:
+    def render(self, prompt: str | Messages) -> str:
+        """Return the conversation of a prompt, as the chat template writes it."""
         if not self.has_chat_template:
             raise UserError(f"{self._name} has no chat template; encode with chat=False")
         return render_chat(self.hf, prompt, self._name)
@@ -239,14 +246,14 @@ class ModelTokenizer:
     @cached_property
     def _chat_frame(self) -> tuple[str, str, str]:
         """What the chat template writes before a prompt, the placeholder, and what it writes after."""
-        text = self._render(PLACEHOLDER)
+        text = self.render(PLACEHOLDER)
         return text.partition(PLACEHOLDER) if text.count(PLACEHOLDER) == 1 else (text, "", "")
 
     @cached_property
     def _trailing_ids(self) -> tuple[int, ...]:
         """What the tokenizer adds after a text."""
-        bare = self.hf("a", add_special_tokens=False)["input_ids"]
-        full = self.hf("a")["input_ids"]
+        bare = self.tokenize("a", add_special_tokens=False)["input_ids"]
+        full = self.tokenize("a")["input_ids"]
         for i in range(len(full) - len(bare) + 1):
             if full[i : i + len(bare)] == bare:
                 return tuple(full[i + len(bare) :])

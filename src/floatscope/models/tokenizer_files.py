@@ -7,20 +7,28 @@ A folder without tokenizer files gives None; prompts are then token ids.
 
 from __future__ import annotations
 
+import string
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from floatscope.errors import LIBRARY_ERRORS, UserError, is_rust_error, printable, summarize_error
+from floatscope.files.digests import sha256_file, sha256_json
 from floatscope.files.json_files import read_json
 from floatscope.models.checkpoint import DOWNLOAD_AGAIN
+from floatscope.models.limited_process import limits_for
+from floatscope.models.limited_tokenizer import LimitedTokenizer
 from floatscope.models.silence import silence_libraries
 from floatscope.models.tokenizer import ModelTokenizer
+from floatscope.models.untrusted import check_untrusted, is_shipped
 
 VOCABULARY_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model")
 CONFIG_FILE = "tokenizer_config.json"
 OTHER_FILES = ("special_tokens_map.json", "added_tokens.json")
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
+TEXT_SUFFIXES = (".json", ".jinja", ".model", ".txt")
+PROBE = string.printable  # a rule that lengthens one of these characters shows when the tokenizer is opened
 TEXT_BYTES = frozenset([9, 10, *range(0x20, 0x7F), *range(0x80, 0xC0), *range(0xC2, 0xF1)])
 """The bytes of printable characters in UTF-8. SmolLM2 has no tokens for some of the other bytes."""
 
@@ -47,9 +55,31 @@ def open_tokenizer(folder: Path, has_separator: bool = False, trust_remote_code:
         refuse_foreign_code(folder / CONFIG_FILE, config.get("auto_map"))
     tokenizer_class = _tokenizer_class(vocabulary_files, config.get("tokenizer_class"))
     _check_chat_template(folder / CHAT_TEMPLATE_FILE)
+
+    def read() -> Any:
+        return _read_tokenizer(folder, vocabulary_file, tokenizer_class, config, trust_remote_code)
+
+    def read_and_check() -> ModelTokenizer:
+        tokenizer = ModelTokenizer(read(), str(folder), has_separator)
+        check_tokenizer(tokenizer, vocabulary_file, _declared_tokens(vocabulary_file, config))
+        with suppress(UserError):  # not every tokenizer has tokens for all of it
+            tokenizer.encode(PROBE)
+        return tokenizer
+
+    if trust_remote_code or is_shipped(folder):
+        return read_and_check()
+    digest = f"{_digest_texts(folder)} {has_separator}"
+    check_untrusted(vocabulary_file, read_and_check, digest, limits_for(vocabulary_file.stat().st_size, 2.0))
+    return LimitedTokenizer(read(), str(folder), has_separator)
+
+
+def _read_tokenizer(
+    folder: Path, vocabulary_file: Path, tokenizer_class: Any, config: Mapping[str, Any], trust_remote_code: bool
+) -> Any:
+    """Open the files with a transformers class; an error names the file."""
     try:
         with silence_libraries():
-            hf = tokenizer_class.from_pretrained(
+            return tokenizer_class.from_pretrained(
                 str(folder), local_files_only=True, trust_remote_code=trust_remote_code
             )
     except ImportError as error:
@@ -66,9 +96,12 @@ def open_tokenizer(folder: Path, has_separator: bool = False, trust_remote_code:
                 f"{folder / CONFIG_FILE} does not fit {vocabulary_file.name} ({summarize_error(error)})"
             ) from error
         raise UserError(f"{vocabulary_file} is damaged ({summarize_error(error)}); {DOWNLOAD_AGAIN}") from error
-    tokenizer = ModelTokenizer(hf, name=str(folder), has_separator=has_separator)
-    check_tokenizer(tokenizer, vocabulary_file, _declared_tokens(vocabulary_file, config))
-    return tokenizer
+
+
+def _digest_texts(folder: Path) -> str:
+    """Return a digest of every file in the folder that a tokenizer may read."""
+    files = sorted(file for file in folder.iterdir() if file.suffix in TEXT_SUFFIXES and file.is_file())
+    return sha256_json({file.name: sha256_file(file) for file in files})
 
 
 def refuse_foreign_code(file: Path, auto_map: object) -> None:
@@ -88,6 +121,8 @@ def check_tokenizer(tokenizer: ModelTokenizer, file: Path, declared: Sequence[tu
     problems = [f"{token} has id {actual} instead of {i}" for token, i, actual in ids if actual != i]
     if not problems and (missing := tokenizer.missing_bytes & TEXT_BYTES):
         problems = [f"{len(missing)} bytes of ordinary text have no token"]
+    if not problems and (shared := tokenizer.shared_id):
+        problems = ["{} and {} both have id {}".format(*shared)]
     if not problems and not tokenizer.encode("a"):
         problems = ["it has no tokens for a text"]
     if problems:

@@ -15,6 +15,7 @@ from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from floatscope.canvas import CanvasState, Reductions, Regions, Step, build_canvas
@@ -25,6 +26,7 @@ from floatscope.errors import UserError
 from floatscope.interventions.checks import check_edits
 from floatscope.interventions.edits import Edit
 from floatscope.interventions.intervention import Intervention, invalidates_cache
+from floatscope.interventions.notes import EditNote, EditWarning
 from floatscope.interventions.recipes import parse_edits
 from floatscope.models.model import Model
 from floatscope.pipelines.prompting import (
@@ -185,15 +187,16 @@ class Decoding:
         self.model, self.sampling, self.samples, self.meta = model, sampling, tuple(samples), dict(meta)
         self.initial_canvas, self.suffix_length = canvas, suffix_length
         self.layer_reductions: list[Reductions] = []
+        self._eligible: dict[int, Tensor] = {}
         self._infill, self._is_watched = infill, watch is not None
-        intervention = Intervention(edits, model, self.samples) if edits else None
-        self._watcher = _build_watcher(watch, intervention)
+        self._intervention = Intervention(edits, model, self.samples) if edits else None
+        self._watcher = _build_watcher(watch, self._intervention)
         self._recorder: Recorder | None = None
         self._steps: list[Step] = []
         self._is_finished = False
         self._failure: str | None = None
         self._run = _run_steps(
-            model, sampling, canvas, self.samples, suffix_length, self._watcher, intervention, target_ids
+            model, sampling, canvas, self.samples, suffix_length, self._watcher, self._intervention, target_ids
         )
 
     def __iter__(self) -> Iterator[Step]:
@@ -272,11 +275,27 @@ class Decoding:
         trace: Trace = _get_single(self.traces, "traces")
         return trace
 
+    @property
+    def doses(self) -> list[float]:
+        """The dose of the edits in each prompt: the share of the attention before the edits that they move.
+
+        The mean over the rows that are computed and the heads, of all layers and steps in which an edit is active. It
+        is 0 without edits, and NaN for edits that do not move a definite share (`docs/interventions.md`).
+        """
+        if self.steps and self._intervention is not None:
+            return self._intervention.doses
+        return [0.0] * len(self.samples)
+
+    @property
+    def notes(self) -> list[EditNote]:
+        """What the edits did not do, such as selecting keys where there are none."""
+        return self._intervention.notes if self.steps and self._intervention is not None else []
+
     def lift(self, layer: int) -> Tensor:
         """The lift of every key in one layer at the latest step, [batch, key].
 
         Lift is received attention divided by what uniform attention gives, averaged over heads and all rows of the
-        forward. It is NaN for keys that too few rows can see.
+        forward. It is NaN for keys that were not eligible at every step so far: too few rows could see them.
         """
         if self._watcher is None or not self._is_watched or not self.layer_reductions:
             raise UserError("nothing was watched; decode with watch=fs.Watch() and run a step first")
@@ -287,9 +306,10 @@ class Decoding:
             raise UserError(f"there is no layer {layer}: {self.model.spec.name} has layers 0 to {count - 1}")
         visibility = self._watcher.layer_visibility
         # Fields that depend only on the visibility are stored with the first layer that has it.
-        shared = self.layer_reductions[visibility.index(visibility[layer])].fields
+        first = visibility.index(visibility[layer])
         received = self.layer_reductions[layer].fields["received"][:, 0]
-        return torch.where(shared["eligible"][:, 0] > 0, received / shared["uniform"][:, 0], torch.nan)
+        uniform = self.layer_reductions[first].fields["uniform"][:, 0]
+        return torch.where(self._eligible[first], received / uniform, torch.nan)
 
     def _run_step(self) -> bool:
         """Run one more step; False when there is none. An interrupted decoding is never reported as finished."""
@@ -304,6 +324,7 @@ class Decoding:
             self._is_finished = True
             return False
         self.layer_reductions = result.layers
+        self._eligible = _eligible_so_far(self._eligible, result.layers)
         if self._watcher is not None and self._is_watched:
             self._recorder = self._recorder or build_recorder(self.samples, self._watcher, self.meta)
             self._recorder.add(result.step, result.layers, self._watcher.layer_visibility, result.influence)
@@ -315,6 +336,15 @@ class _StepResult(NamedTuple):
     step: Step
     layers: list[Reductions]  # empty if nothing is watched or edited
     influence: Tensor | None  # [commit, key], on the step's commits
+
+
+def _eligible_so_far(before: dict[int, Tensor], layers: list[Reductions]) -> dict[int, Tensor]:
+    """The keys eligible at every step so far, by the layer that stores the field; a key that is new was not before."""
+    now = {i: layer.fields["eligible"][:, 0] > 0 for i, layer in enumerate(layers) if "eligible" in layer.fields}
+    return {
+        i: keys & F.pad(before[i], (0, keys.shape[1] - before[i].shape[1])) if i in before else keys
+        for i, keys in now.items()
+    }
 
 
 def _build_watcher(watch: Watch | None, intervention: Intervention | None) -> Watcher | None:
@@ -388,7 +418,7 @@ def _run_steps(
                     influence = compute_influence(model.forward, model.module, step.before, step.commits)
             yield _StepResult(step, layers, influence)
     for note in intervention.notes if intervention is not None else ():
-        warnings.warn(note, stacklevel=2)
+        warnings.warn(str(note), EditWarning, stacklevel=2)
 
 
 def _check_types(

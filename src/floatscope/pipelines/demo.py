@@ -1,54 +1,39 @@
 """The demo: the three twins and their untrained controls answer a few questions, watched; then the report.
 
 job = plan_demo("demo")                  # opens the twins and forecasts the size of their runs
-for event in job: ...                    # one sample after the other, each on disk when its event comes
-result = write_demo_report(job)          # the page, and one row of numbers per twin
+for event in job: print(event)           # the events of `job`
+result = write_demo_report(job)          # the page, and one line per published claim
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from floatscope.errors import UserError
 from floatscope.models.loader import load
-from floatscope.pipelines.trace import SampleTraced, TraceJob, plan_trace
+from floatscope.pipelines.job import Job
+from floatscope.pipelines.trace import TraceJob, plan_trace
 from floatscope.reports.build import build_report
+from floatscope.reports.claim_tables import describe_claims, judge_pairs
 from floatscope.reports.page import write_page
-from floatscope.reports.report_runs import ReportRun
 from floatscope.tasks.sample import Sample
 from floatscope.tasks.sample_files import read_samples
 
 TWINS = ("arm", "mdm", "mdm-adapted")
 QUESTIONS = 12
-NEW_TOKENS = STEPS = 16
+NEW_TOKENS = STEPS = 40
 CONTROL_SEEDS = (0,)
-GOLD_POSITIONS = (0, 2, 4)  # of the gold passage among five
 MARKER = "floatscope-demo"
 
 
-@dataclass(frozen=True)
-class DemoJob:
-    """The planned runs. Iterating it traces the samples that are missing; again, and it resumes."""
+@dataclass(frozen=True, eq=False, repr=False)
+class DemoJob(Job):
+    """The runs of the twins and of their untrained controls."""
 
-    folder: Path
-    traces: dict[str, TraceJob]  # by twin
-
-    def __iter__(self) -> Iterator[SampleTraced]:
-        for job in self.traces.values():
-            yield from job
-
-    @property
-    def total(self) -> int:
-        """The number of samples over all runs."""
-        return sum(job.total for job in self.traces.values())
-
-    @property
-    def finished(self) -> int:
-        """The number of samples on disk."""
-        return sum(job.finished for job in self.traces.values())
+    traces: Mapping[str, TraceJob] = field(default_factory=dict)  # by twin
 
     @property
     def max_bytes(self) -> int:
@@ -57,38 +42,25 @@ class DemoJob:
 
 
 @dataclass(frozen=True)
-class TwinRow:
-    """The numbers of one twin; those of its untrained control are in brackets."""
-
-    twin: str
-    acc: float
-    first_key: str  # mean lift of the first key
-    top_key: str  # mean lift of the top key
-    within: str  # how often a layer's top key is away from its usual position, in one text
-    across: str  # the same over all texts
-
-
-@dataclass(frozen=True)
 class DemoResult:
-    """The report and the numbers behind it."""
+    """The report, the scores of the twins, and a line per published claim with its verdict on these runs."""
 
     page: Path
     runs: dict[str, Path]
-    rows: list[TwinRow]
+    acc: dict[str, float]  # by twin: share of right answers, complete and in order
+    claims: list[str]
     summary: list[str]
 
     @property
     def as_json(self) -> dict[str, Any]:
         """As JSON values."""
         runs = {name: str(path) for name, path in self.runs.items()}
-        return {"page": str(self.page), "runs": runs, "summary": self.summary, "twins": [vars(r) for r in self.rows]}
+        return {"page": str(self.page), "runs": runs, "acc": self.acc, "claims": self.claims, "summary": self.summary}
 
 
 def select_questions(count: int = QUESTIONS) -> list[Sample]:
-    """Held-out reading questions with the gold passage first, in the middle and last, equally often."""
-    samples = read_samples("twin:reading-5")
-    by_position = [[s for s in samples if s.meta["gold_at"] == position] for position in GOLD_POSITIONS]
-    return [by_position[i % len(GOLD_POSITIONS)][i // len(GOLD_POSITIONS)] for i in range(count)]
+    """Held-out questions for everything that five passages tell of a person: answers of several sentences."""
+    return read_samples("twin:biography")[:count]
 
 
 def plan_demo(folder: str | Path, count: int = QUESTIONS) -> DemoJob:
@@ -110,33 +82,17 @@ def plan_demo(folder: str | Path, count: int = QUESTIONS) -> DemoJob:
             new_tokens=NEW_TOKENS,
             steps=STEPS,
         )
-    return DemoJob(folder, traces)
+    return DemoJob(folder, [part for job in traces.values() for part in job.parts], traces=traces)
 
 
 def write_demo_report(job: DemoJob) -> DemoResult:
     """Write the report of the finished runs, and return its main numbers."""
     paths = {twin: trace_job.path for twin, trace_job in job.traces.items()}
     report, runs = build_report(list(paths.values()))
-    page = job.folder / "report.html"
+    page = job.path / "report.html"
     write_page(report, page)
-    accs = [trace_job.summaries()[0].acc or 0.0 for trace_job in job.traces.values()]
-    return DemoResult(page, paths, [_row(run, acc) for run, acc in zip(runs, accs, strict=True)], report.summary)
-
-
-def _row(run: ReportRun, acc: float) -> TwinRow:
-    def with_control(table: str, value: str, **where: str) -> str:
-        estimate = run.estimate(table, value, where)
-        control = f" ({estimate.control.mean:.2f})" if estimate.control else ""
-        return f"{estimate.model.mean:.2f}{control}"
-
-    return TwinRow(
-        run.label,
-        acc,
-        with_control("absorption", "lift", set="first"),
-        with_control("absorption", "lift", set="top"),
-        with_control("floating", "within"),
-        with_control("floating", "across"),
-    )
+    acc = {twin: trace_job.summaries()[0].acc or 0.0 for twin, trace_job in job.traces.items()}
+    return DemoResult(page, paths, acc, describe_claims(judge_pairs(runs)), report.summary)
 
 
 def _claim(folder: Path) -> None:

@@ -2,9 +2,9 @@
 
     table = intervene(["twin:arm", "twin:mdm"], samples, "runs/mask", "mask_anchors(k=5)", new_tokens=8)
 
-    conditions = [Condition("baseline"), *build_conditions("mask_anchors(k=5)", control="random", draws=3)]
+    conditions = [Condition("baseline"), *build_conditions("mask_anchors(k=5)", draws=3)]
     job = plan_intervention(model, samples, "runs/mask/mdm", conditions, new_tokens=8)     # one model, step by step
-    for condition, event in job: print(condition.name, event.done, event.acc)
+    for event in job: print(event)         # the events of `job`; each condition is a part
     effects([Path("runs/mask/mdm")])       # a row per model, subset and condition, with intervals
 
     runs/mask/mdm/experiment.json          the conditions, the model, the title
@@ -16,10 +16,9 @@ Samples may come in subsets, `{"early": […], "late": […]}`. A condition runs
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +26,16 @@ import pandas as pd
 
 from floatscope.analysis.experiments import EXPERIMENT_FILE, effects
 from floatscope.errors import UserError
-from floatscope.files.atomic import write_atomic
+from floatscope.files.records import write_record
 from floatscope.interventions.checks import count_layers_and_heads
-from floatscope.interventions.conditions import BASELINE, Condition, build_conditions
+from floatscope.interventions.conditions import BASELINE, BOTH, Condition, build_conditions
 from floatscope.interventions.edits import Edit
 from floatscope.models.loader import load
 from floatscope.models.model import Model
-from floatscope.pipelines.evaluate import BatchAnswered, EvaluationJob, plan_evaluation
+from floatscope.pipelines.evaluate import plan_part
+from floatscope.pipelines.evaluation_part import EvaluationPart
 from floatscope.pipelines.folders import model_folders
+from floatscope.pipelines.job import Event, Job, run_job
 from floatscope.reports.intervention_report import build_intervention_report
 from floatscope.reports.page import write_page
 from floatscope.tasks.sample import Sample
@@ -46,9 +47,9 @@ def intervene(
     out: str | Path,
     edits: str | Edit | Sequence[str | Edit],
     *,
-    control: str | None = "random",
+    control: str | None = BOTH,
     draws: int = 3,
-    on_progress: Callable[[Condition, BatchAnswered], None] | None = None,
+    on_event: Callable[[Event], None] | None = None,
     **settings: Any,
 ) -> pd.DataFrame:
     """Answer questions at baseline, under edits and under their controls, and write the effects and the report.
@@ -58,9 +59,10 @@ def intervene(
         samples: The questions.
         out: The folder, with a subfolder per model. An interrupted experiment resumes.
         edits: Recipes such as `"mask_anchors(k=5)"`, or `Edit`s; several apply together.
-        control: The same edit on other keys or heads: `random`, `middle` or None.
-        draws: How many random controls to run.
-        on_progress: Called after each batch.
+        control: The same edit on other keys or heads: `mass` (random keys that hold as much attention), `random` (as
+            many random keys), `middle`, `both` (mass and random) or None.
+        draws: How many controls of each kind to run.
+        on_event: Called with each event of the jobs (`floatscope.pipelines.job`).
         **settings: The settings of `plan_evaluation`.
 
     Returns:
@@ -76,14 +78,12 @@ def intervene(
     for entry, path in zip(listed, paths, strict=True):
         model = load(entry) if isinstance(entry, str) else entry
         conditions = plan_conditions(model, edits, control, draws)
-        for condition, event in plan_intervention(model, samples, path, conditions, title=_title(edits), **settings):
-            if on_progress is not None:
-                on_progress(condition, event)
+        run_job(plan_intervention(model, samples, path, conditions, title=_title(edits), **settings), on_event)
     return write_effects(paths, Path(out))
 
 
 def plan_conditions(
-    model: Model, edits: str | Edit | Sequence[str | Edit], control: str | None = "random", draws: int = 3
+    model: Model, edits: str | Edit | Sequence[str | Edit], control: str | None = BOTH, draws: int = 3
 ) -> list[Condition]:
     """The baseline, the edited condition and its controls, for the number of heads this model has."""
     _, heads = count_layers_and_heads(model)
@@ -107,7 +107,7 @@ def plan_intervention(
     title: str = "",
     nll_only: bool = False,
     **settings: Any,
-) -> InterventionJob:
+) -> Job:
     """Check everything and return a job; iterating the job answers the questions under every condition.
 
     Args:
@@ -123,11 +123,12 @@ def plan_intervention(
         raise UserError(f"intervene needs a floatscope Model (fs.load), got {type(model).__name__}")
     path, subsets = Path(out), dict(samples) if isinstance(samples, Mapping) else {"": samples}
     all_conditions: list[Condition] = []
-    evaluations: list[EvaluationJob] = []
+    parts: list[EvaluationPart] = []
+    notes: list[str] = []
     for subset, members in subsets.items():
         own = _conditions_of_subset(subset, conditions, subsets)
         folder = path / subset if subset else path
-        first = plan_evaluation(
+        first = plan_part(
             model,
             members,
             folder / own[0].name,
@@ -136,46 +137,31 @@ def plan_intervention(
             edits=own[0].edits,
             **settings,
         )
-        others = [replace(first, path=folder / each.name, edits=each.edits, notes=[]) for each in own[1:]]
-        for job in others:
-            job.check()
+        notes += first.notes
+        parts += [_condition_part(first, folder, condition) for condition in own]
         all_conditions += own
-        evaluations += [first, *others]
-    notes = [note for job in evaluations for note in job.notes]
+    for part in parts:
+        part.check()
     records = [_condition_record(condition) for condition in all_conditions]
     record = {"model": model.spec.name, "title": title, "notes": notes, "conditions": records}
     try:
         path.mkdir(parents=True, exist_ok=True)
-        write_atomic(path / EXPERIMENT_FILE, [json.dumps(record, indent=1).encode()])
+        write_record(path / EXPERIMENT_FILE, record)
     except OSError as error:
         raise UserError(f"cannot write to {path}: {error.strerror}") from error
-    return InterventionJob(path, all_conditions, evaluations, notes)
+    return Job(path, parts, notes)
 
 
-@dataclass(frozen=True, eq=False)
-class InterventionJob:
-    """A checked plan of one model. Iterating it answers what is missing; iterating it again resumes."""
-
-    path: Path
-    conditions: list[Condition]  # of every subset
-    evaluations: list[EvaluationJob]  # one per condition
-    notes: list[str]  # what was cut to fit the context
-
-    def __iter__(self) -> Iterator[tuple[Condition, BatchAnswered]]:
-        for condition, evaluation in zip(self.conditions, self.evaluations, strict=True):
-            if evaluation.finished < len(evaluation.items):
-                for event in evaluation:
-                    yield condition, event
-
-    @property
-    def total(self) -> int:
-        """The number of answers over all conditions."""
-        return sum(len(each.items) for each in self.evaluations)
-
-    @property
-    def finished(self) -> int:
-        """The number of answers that are on disk now."""
-        return sum(each.finished for each in self.evaluations)
+def _condition_part(first: EvaluationPart, folder: Path, condition: Condition) -> EvaluationPart:
+    """The part of a job that answers the samples of `first` under a condition."""
+    edits = " and ".join(dict.fromkeys(map(str, condition.edits)))
+    return replace(
+        first,
+        path=folder / condition.name,
+        edits=condition.edits,
+        label=f"{condition.subset} {condition.name}".strip(),
+        edit_label=f"{condition.control_of}, {condition.control} control" if condition.control_of else edits,
+    )
 
 
 def _title(edits: str | Edit | Sequence[str | Edit]) -> str:
@@ -216,6 +202,7 @@ def _condition_record(condition: Condition) -> dict[str, Any]:
         "name": condition.name,
         "edits": list(dict.fromkeys(map(str, condition.edits))),  # a recipe may consist of several edits
         "control_of": condition.control_of,
+        "control": condition.control,
         "subset": condition.subset,
         "value": condition.value,
         "series": condition.series,

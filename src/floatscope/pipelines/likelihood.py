@@ -1,6 +1,7 @@
 """`answer_nll`: the negative log-likelihood of an answer, with one definition for ARMs and MDMs.
 
     answer_nll(model, prompts, ["Kuburg", "the flute"], new_tokens=8)     # nats per token, one number per prompt
+    measure_answers(…)                                                    # the same, with dose and notes of the edits
 
 The answer is the target of a teacher-forced `decode`. An autoregressive model writes it from left to right, which gives
 the usual likelihood. A masked diffusion model writes it in the order of its own sampler, and the chain rule follows
@@ -10,13 +11,14 @@ that order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from floatscope.errors import UserError
+from floatscope.interventions.notes import EditNote
 from floatscope.models.model import Model
 from floatscope.models.tokenizer import ModelTokenizer
 from floatscope.pipelines.decode import Decoding, decode
@@ -57,6 +59,21 @@ def answer_nll(
         prompt = "Document 1: Mira lives in Velmora.\\nQuestion: Where does Mira live?\\nAnswer:"
         fs.answer_nll(fs.load("twin:mdm"), prompt, "Velmora", new_tokens=8)
     """
+    return measure_answers(model, prompts, answers, new_tokens=new_tokens, chat=chat, **settings).nlls
+
+
+class MeasuredAnswers(NamedTuple):
+    """The NLL of each answer, and what the edits did: their dose for each answer, and notes."""
+
+    nlls: list[float]
+    doses: list[float]
+    notes: list[EditNote]
+
+
+def measure_answers(
+    model: Model, prompts: Any, answers: Any, *, new_tokens: int, chat: bool | None = None, **settings: Any
+) -> MeasuredAnswers:
+    """Return the NLL of each answer, as `answer_nll` defines it, with `Decoding.doses` and `Decoding.notes`."""
     if not isinstance(model, Model):
         raise UserError(f"answer_nll needs a floatscope Model (fs.load), got {type(model).__name__}")
     if not isinstance(new_tokens, int):
@@ -81,7 +98,8 @@ def answer_nll(
         lengths.append(length)
     decoding = decode(model, ids, target_ids=target_ids, new_tokens=new_tokens, **settings)
     nll = -_collect_probabilities(decoding).double().log()
-    return [float(row[:length].mean()) for row, length in zip(nll, lengths, strict=True)]
+    means = [float(row[:length].mean()) for row, length in zip(nll, lengths, strict=True)]
+    return MeasuredAnswers(means, decoding.doses, decoding.notes)
 
 
 def encode_continuation(tokenizer: ModelTokenizer, prompt: Sequence[int], answer: str) -> list[int]:

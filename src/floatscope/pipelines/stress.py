@@ -2,7 +2,7 @@
 
 table = stress(["twin:arm", "twin:mdm"], samples, "runs/position", "position", new_tokens=8)
 job = plan_stress(model, samples, "runs/position/mdm", "position", new_tokens=8)     # one model, step by step
-for point, event in job: print(point.name, event.done, event.acc)
+for event in job: print(event)                  # the events of `job`; each point is a part
 job.notes                                      # which samples are left out
 
 runs/position/mdm/gold-0/     an evaluation for each point
@@ -12,9 +12,8 @@ runs/position/report.html
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,13 @@ import pandas as pd
 
 from floatscope.analysis.stress_tests import STRESS_FILE, stress_curve
 from floatscope.errors import UserError
-from floatscope.files.atomic import write_atomic
+from floatscope.files.records import write_record
 from floatscope.models.loader import load
 from floatscope.models.model import Model
 from floatscope.models.spec import ModelSpec
-from floatscope.pipelines.evaluate import BatchAnswered, EvaluationJob, plan_evaluation
+from floatscope.pipelines.evaluate import plan_part
 from floatscope.pipelines.folders import model_folders
+from floatscope.pipelines.job import Event, Job, run_job
 from floatscope.pipelines.prompting import PromptConfig, find_too_long
 from floatscope.reports.page import write_page
 from floatscope.reports.stress_report import build_stress_report
@@ -43,7 +43,7 @@ def stress(
     out: str | Path,
     kind: str,
     *,
-    on_progress: Callable[[Point, BatchAnswered], None] | None = None,
+    on_event: Callable[[Event], None] | None = None,
     **settings: Any,
 ) -> pd.DataFrame:
     """Run a stress test on one model or several, and write the curve and the report.
@@ -53,7 +53,7 @@ def stress(
         samples: The questions.
         out: The folder, with a subfolder per model. An interrupted test resumes.
         kind: What changes: noise, position, layout, query, shots, masks, needle or dirty.
-        on_progress: Called after each batch.
+        on_event: Called with each event of the jobs (`floatscope.pipelines.job`).
         **settings: As for `plan_stress`: `options` of the kind, `seed`, `template`, and the settings of `evaluate`.
 
     Returns:
@@ -69,9 +69,7 @@ def stress(
     paths = model_folders(listed, Path(out))
     for model, path in zip(listed, paths, strict=True):
         job = plan_stress(load(model) if isinstance(model, str) else model, samples, path, kind, **settings)
-        for point, event in job:
-            if on_progress is not None:
-                on_progress(point, event)
+        run_job(job, on_event)
     return write_stress_results(paths, Path(out))
 
 
@@ -94,7 +92,7 @@ def plan_stress(
     template: str | Path = "default",
     chat: bool | None = None,
     **settings: Any,
-) -> StressJob:
+) -> Job:
     """Check everything and return a job; iterating the job answers the questions at every point.
 
     Nothing is cut to fit the context: a sample that is too long at one point is left out of all, with a note.
@@ -116,8 +114,8 @@ def plan_stress(
     all_points, path = build_points(kind, samples, seed=seed, **(options or {})), Path(out)
     sampling = resolve_sampling(model.spec.paradigm, settings.get("preset"), new_tokens=settings.get("new_tokens"))
     fitting_points = _drop_long_samples(model, all_points, template, chat, sampling.new_tokens, seed)
-    evaluations = [
-        plan_evaluation(
+    parts = [
+        plan_part(
             model,
             point.samples,
             path / point.name,
@@ -139,37 +137,10 @@ def plan_stress(
     record = {"kind": kind, "model": model.spec.name, "notes": notes, "points": records}
     try:
         path.mkdir(parents=True, exist_ok=True)
-        write_atomic(path / STRESS_FILE, [json.dumps(record, indent=1).encode()])
+        write_record(path / STRESS_FILE, record)
     except OSError as error:
         raise UserError(f"cannot write to {path}: {error.strerror}") from error
-    return StressJob(path, fitting_points, evaluations, notes)
-
-
-@dataclass(frozen=True, eq=False)
-class StressJob:
-    """A checked plan of one model. Iterating it answers what is missing, point by point; again, and it resumes."""
-
-    path: Path
-    points: list[Point]
-    evaluations: list[EvaluationJob]  # of the points that differ from earlier ones
-    notes: list[str]  # which samples are left out
-
-    def __iter__(self) -> Iterator[tuple[Point, BatchAnswered]]:
-        distinct = (point for point in self.points if not point.same_as)
-        for point, evaluation in zip(distinct, self.evaluations, strict=True):
-            if evaluation.finished < len(evaluation.items):
-                for event in evaluation:
-                    yield point, event
-
-    @property
-    def total(self) -> int:
-        """The number of answers over all points."""
-        return sum(len(each.items) for each in self.evaluations)
-
-    @property
-    def finished(self) -> int:
-        """The number of answers that are on disk now."""
-        return sum(each.finished for each in self.evaluations)
+    return Job(path, parts, notes)
 
 
 def check_kind(kind: str, spec: ModelSpec) -> None:

@@ -8,7 +8,7 @@
 
 | study | edits | control |
 |---|---|---|
-| `sinks` | the k anchors of every head masked | as many random keys; keys of middle rank |
+| `sinks` | the k anchors of every head masked, also by type | random keys: equal mass, equal count; middle rank |
 | `pin` | attention of anchors moved to those of the first step or layer | the same for random keys |
 | `heads` | the K strongest retrieval heads zeroed | as many other heads of the same layers |
 | `dormant` | every head zeroed alone | none; heads with no effect on the loss are dormant |
@@ -34,13 +34,14 @@ from floatscope.analysis.trace_view import trace_views
 from floatscope.capture.watcher import Watch
 from floatscope.errors import UserError, unknown_choice
 from floatscope.interventions.checks import count_layers_and_heads
-from floatscope.interventions.conditions import BASELINE, Condition, build_conditions
+from floatscope.interventions.conditions import BASELINE, BOTH, Condition, build_conditions
+from floatscope.interventions.key_selection import EVIDENCE
 from floatscope.interventions.recipes import parse_edits
 from floatscope.models.loader import load
 from floatscope.models.model import Model
-from floatscope.pipelines.evaluate import BatchAnswered
 from floatscope.pipelines.folders import model_folders
-from floatscope.pipelines.intervene import InterventionJob, plan_intervention
+from floatscope.pipelines.intervene import plan_intervention
+from floatscope.pipelines.job import Event, Job, Note
 from floatscope.pipelines.prompting import PromptConfig, PromptItem, build_items
 from floatscope.pipelines.trace import plan_trace
 from floatscope.reports.page import write_page
@@ -54,6 +55,13 @@ from floatscope.traces import open_run
 
 MASK_COUNTS = (1, 5, 10)
 PIN_COUNTS = (1, 5)
+TYPE_COUNT = 5
+"""The number of anchors of which the conditions by type edit some."""
+MASK_TYPES = ("first", "structural", "evidence", "all but evidence")
+PIN_TYPES = ("structural", "evidence", "all")
+NO_TYPES = "none"
+READING = "reading"
+"""The subset of `pin` with the samples as given."""
 PIN_DISTRACTORS = 4
 HEAD_COUNTS = (2, 5, 10, 20, 50, 100)
 HEAD_SCORES = ("wu_set", "wu_count", "active", "mass")
@@ -73,7 +81,7 @@ def study(
     *,
     options: Mapping[str, Any] | None = None,
     seed: int = 0,
-    on_progress: Callable[[Condition, BatchAnswered], None] | None = None,
+    on_event: Callable[[Event], None] | None = None,
     **settings: Any,
 ) -> pd.DataFrame:
     """Run a study on one model or several, and write the effects and the report.
@@ -85,7 +93,7 @@ def study(
         out: The folder, with a subfolder per model. An interrupted study resumes.
         options: The options of the study, such as `{"counts": (1, 5), "draws": 3}`.
         seed: The seed of whatever is drawn.
-        on_progress: Called after each batch.
+        on_event: Called with each event of the jobs (`floatscope.pipelines.job`).
         **settings: The settings of `plan_evaluation`.
 
     Returns:
@@ -102,11 +110,11 @@ def study(
     paths, notes = model_folders(listed, Path(out)), dict[str, list[str]]()
     for entry, path in zip(listed, paths, strict=True):
         model = load(entry) if isinstance(entry, str) else entry
-        job = plan_study_job(name, StudyInput(model, tuple(samples), path, seed, settings), **(options or {}))
-        notes[model.spec.name] = job.notes
-        for condition, event in job:
-            if on_progress is not None:
-                on_progress(condition, event)
+        notes[model.spec.name] = own_notes = list[str]()
+        for event in plan_study_job(name, StudyInput(model, tuple(samples), path, seed, settings), **(options or {})):
+            own_notes += [event.text] if isinstance(event, Note) else []
+            if on_event is not None:
+                on_event(event)
     return write_study_results(name, paths, Path(out), notes)
 
 
@@ -149,7 +157,7 @@ class StudyPlan:
     notes: list[str]  # what is left out
 
 
-def plan_study_job(name: str, study_input: StudyInput, **options: Any) -> InterventionJob:
+def plan_study_job(name: str, study_input: StudyInput, **options: Any) -> Job:
     """Plan a study of one model and return the job that runs it; its notes include those of the plan."""
     plan = plan_study(name, study_input, **options)
     job = plan_intervention(
@@ -183,32 +191,51 @@ def check_study(name: str, options: Iterable[str]) -> None:
 
 
 def study_options(name: str) -> list[str]:
-    """The options a study takes: `study_options("sinks")` → ["counts", "draws"]."""
+    """The options a study takes: `study_options("sinks")` → ["counts", "types", "draws"]."""
     return [option for option in inspect.signature(PLANS[name]).parameters if option != "study_input"]
 
 
-def plan_sinks(study_input: StudyInput, *, counts: OptionValue = None, draws: OptionValue = 3) -> StudyPlan:
-    """Mask the k anchors of every head; the controls mask as many random keys, and as many of middle rank."""
+def plan_sinks(
+    study_input: StudyInput, *, counts: OptionValue = None, types: OptionValue = None, draws: OptionValue = 3
+) -> StudyPlan:
+    """Mask the k anchors of every head, and those of one type; the controls mask random keys of equal mass and of equal
+    number, and as many of middle rank."""
     conditions, random_draws = [Condition(BASELINE, value=0.0)], _parse_count("draws", draws)
-    for k in parse_counts("counts", counts, MASK_COUNTS, minimum=1):
+    all_counts = parse_counts("counts", counts, MASK_COUNTS, minimum=1)
+    for k in all_counts:
         edits, name = f"mask_anchors(k={k})", f"anchors-{k}"
         _, middle = build_conditions(edits, "middle", name=name, value=float(k))
-        conditions += _with_random_controls(edits, name, ("anchors", "random"), random_draws, k)
+        conditions += _with_controls(edits, name, ("anchors", "random"), random_draws, k)
         # The middle keys are a line of their own, not one of the random controls.
-        conditions.append(replace(middle, name=f"middle-{k}", control_of="", series="middle"))
-    return StudyPlan({"": list(study_input.samples)}, conditions, [])
+        conditions.append(replace(middle, name=f"middle-{k}", control_of="", control="", series="middle"))
+    k, selected, notes = _parse_types(study_input, types, MASK_TYPES, all_counts)
+    for only in selected:
+        edits, name = f"mask_anchors(k={k}, only={only!r})", f"anchors-{k}-{only.replace(' ', '-')}"
+        conditions += _with_controls(edits, name, (only, f"{only}: random"), random_draws, control="mass")
+    return StudyPlan({"": list(study_input.samples)}, conditions, notes)
 
 
-def plan_pin(study_input: StudyInput, *, counts: OptionValue = None, draws: OptionValue = 1) -> StudyPlan:
+def plan_pin(
+    study_input: StudyInput, *, counts: OptionValue = None, types: OptionValue = None, draws: OptionValue = 3
+) -> StudyPlan:
     """Move the attention of the k anchors to those of the first step, or of the first layer; as control, that of random
-    keys. The questions are asked as they are, among distractors, and with the gold passage at other positions."""
+    keys. The questions are asked as they are, among distractors, and with the gold passage at other positions. The
+    evidence stays as it is, except in the conditions by type, which run on the questions as they are."""
     subsets, notes = _pin_subsets(study_input)
     conditions, random_draws = [Condition(BASELINE, value=0.0)], _parse_count("draws", draws)
-    for k in parse_counts("counts", counts, PIN_COUNTS, minimum=1):
+    all_counts = parse_counts("counts", counts, PIN_COUNTS, minimum=1)
+    for k in all_counts:
         to_step, to_layer = ("to step 0", "random to step 0"), ("to layer 0", "random to layer 0")
-        conditions += _with_random_controls(f"pin(k={k})", f"step-0-{k}", to_step, random_draws, k)
-        conditions += _with_random_controls(f"pin(k={k}, layer=0)", f"layer-0-{k}", to_layer, random_draws, k)
-    return StudyPlan(subsets, conditions, notes)
+        conditions += _with_controls(f"pin(k={k})", f"step-0-{k}", to_step, random_draws, k)
+        conditions += _with_controls(f"pin(k={k}, layer=0)", f"layer-0-{k}", to_layer, random_draws, k)
+    k, selected, type_notes = _parse_types(study_input, types, PIN_TYPES, all_counts)
+    for only in selected:
+        for place, layer in (("step 0", ""), ("layer 0", ", layer=0")):
+            name = f"{place}-{k}-{only}".replace(" ", "-")
+            edits, line = f"pin(k={k}{layer}, only={only!r})", f"{only} to {place}"
+            controlled = _with_controls(edits, name, (line, f"{line}: random"), random_draws, control="mass")
+            conditions += [replace(condition, subset=READING) for condition in controlled]
+    return StudyPlan(subsets, conditions, [*notes, *type_notes])
 
 
 def plan_heads(
@@ -237,7 +264,7 @@ def plan_heads(
     conditions = [Condition(BASELINE, value=0.0)]
     for k in usable:
         edits, lines = f"zero_heads(pairs={order[:k]})", ("retrieval heads", "random heads")
-        conditions += _with_random_controls(edits, f"heads-{k}", lines, random_draws, k, heads)
+        conditions += _with_controls(edits, f"heads-{k}", lines, random_draws, k, heads)
     return StudyPlan({"": others}, conditions, notes)
 
 
@@ -270,7 +297,7 @@ def plan_blank(study_input: StudyInput, *, draws: OptionValue = 3) -> StudyPlan:
         place = _trailing_number(name) if name.startswith("document ") else None  # others have no place on the axis
         lines = ("document", "random") if place else (name, f"{name}: random")
         edits = f"blank(region={name!r})"
-        conditions += _with_random_controls(edits, name.replace(" ", "-"), lines, random_draws, place)
+        conditions += _with_controls(edits, name.replace(" ", "-"), lines, random_draws, place)
     return StudyPlan({"": list(study_input.samples)}, conditions, notes)
 
 
@@ -310,19 +337,44 @@ def _parse_count(option: str, given: OptionValue) -> int:
     return require_one(option, parse_counts(option, given, (), minimum=1))
 
 
-def _with_random_controls(
-    edits: str, name: str, series: tuple[str, str], draws: int, value: int | None = None, heads: int | None = None
+def _with_controls(
+    edits: str,
+    name: str,
+    series: tuple[str, str],
+    draws: int,
+    value: int | None = None,
+    heads: int | None = None,
+    control: str = BOTH,
 ) -> list[Condition]:
-    """The edited condition and its random controls, each on a line of their own in the chart."""
+    """The edited condition and its controls, each on a line of their own in the chart."""
     place = None if value is None else float(value)
-    edited, *controls = build_conditions(edits, "random", draws, heads, name, value=place)
-    return [replace(edited, series=series[0]), *(replace(control, series=series[1]) for control in controls)]
+    edited, *controls = build_conditions(edits, control, draws, heads, name, value=place)
+    return [replace(edited, series=series[0]), *(replace(each, series=series[1]) for each in controls)]
+
+
+def _parse_types(
+    study_input: StudyInput, given: OptionValue, default: Sequence[str], counts: Sequence[int]
+) -> tuple[int, list[str], list[str]]:
+    """The number of anchors of the conditions by type, their types, and a note about those that no sample has.
+
+    Without TYPE_COUNT among the counts there are none, unless they are given.
+    """
+    k = TYPE_COUNT if TYPE_COUNT in counts else max(counts)
+    types = [name for name in parse_names("types", given, (*default, NO_TYPES)) if name != NO_TYPES]
+    if given is None and TYPE_COUNT not in counts:
+        types = []
+    about_evidence = [name for name in types if EVIDENCE in name]
+    has_evidence = any(item.tokens.get(EVIDENCE) for item in study_input.build_items(study_input.samples))
+    if has_evidence or not about_evidence:
+        return k, types, []
+    note = f"{', '.join(about_evidence)} left out: no sample has evidence"
+    return k, [name for name in types if name not in about_evidence], [note]
 
 
 def _pin_subsets(study_input: StudyInput) -> tuple[dict[str, list[Sample]], list[str]]:
     """The same samples in every subset. A subset that fewer than half of the samples can take is left out."""
     samples = study_input.samples
-    subsets: dict[str, dict[str, Sample]] = {"reading": {sample.id: sample for sample in samples}}
+    subsets: dict[str, dict[str, Sample]] = {READING: {sample.id: sample for sample in samples}}
     notes = []
     for kind, options in (
         ("noise", {"distractors": "counterfactual", "counts": PIN_DISTRACTORS, "lengths": "growing"}),

@@ -3,12 +3,11 @@
     run = trace(model, read_samples("twin:reading-5"), "runs/mdm", new_tokens=8, controls=(0, 1, 2))
     job = plan_trace(model, samples, "runs/mdm", new_tokens=8)     # checked, nothing decoded yet
     job.forecast                                                   # its size on disk
-    for event in job: print(event.done, event.total, event.sample, event.seconds_left)
-    find_controls("runs/mdm")                                      # the runs of the untrained controls
+    for event in job: print(event)                                 # the events of `job`
 
-Samples of similar length share a batch, and the longest come first. The run records its batches. An interrupted batch
-is decoded again as a whole and only the missing samples are written, so a resumed run has the bytes of an
-uninterrupted one.
+The parts of the job are the model's run and those of the untrained controls. Samples of similar length share a batch,
+and the longest come first. The run records its batches. An interrupted batch is decoded again as a whole and only the
+missing samples are written, so a resumed run has the bytes of an uninterrupted one.
 
 Every model decodes all new tokens (`stop=False`). What follows an end of text is not part of the prediction, but all
 samples of all runs have the same positions and, under one schedule, the same steps.
@@ -19,7 +18,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -28,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from floatscope.capture.watcher import Watch
 from floatscope.errors import UserError
@@ -37,6 +35,7 @@ from floatscope.models.model import Model
 from floatscope.models.untrained import untrained
 from floatscope.pipelines.batching import limit_threads, make_batches
 from floatscope.pipelines.decode import decode
+from floatscope.pipelines.job import Batch, Event, Job, Part, run_job
 from floatscope.pipelines.prompting import PromptItem, batch_regions, encode_samples, uses_chat_template
 from floatscope.sampling import Sampling
 from floatscope.sampling.settings import resolve_sampling
@@ -48,19 +47,6 @@ from floatscope.traces import Forecast, Run, Trace, create_run, forecast, open_r
 from floatscope.traces.run import SAMPLES_FOLDER, check_run, control_path
 from floatscope.traces.run_record import RECORD_FILE
 from floatscope.traces.trace_file import trace_file_name
-
-
-@dataclass(frozen=True)
-class SampleTraced:
-    """A sample has been written to disk."""
-
-    run: Path
-    sample: str
-    acc: float | None  # None: the sample has no answers
-    done: int  # finished samples of all runs, including those of earlier starts
-    total: int
-    seconds: float  # since this start
-    seconds_left: float  # for the remaining samples, at the present rate
 
 
 @dataclass(frozen=True)
@@ -83,7 +69,7 @@ def trace(
     samples: Sequence[Sample | str],
     out: str | Path,
     *,
-    on_progress: Callable[[SampleTraced], None] | None = None,
+    on_event: Callable[[Event], None] | None = None,
     **settings: Any,
 ) -> Run:
     """Trace a model over many samples into a run folder, and open the folder.
@@ -92,7 +78,7 @@ def trace(
         model: A model from `fs.load`.
         samples: Questions (`fs.read_samples`) or plain texts.
         out: The run folder. An interrupted run resumes.
-        on_progress: Called after each sample.
+        on_event: Called with each event of the job (`floatscope.pipelines.job`).
         **settings: As for `plan_trace`: `watch`, `batch_size`, `controls`, `chat`, `preset`, and the settings of
             `Sampling` (`new_tokens`, `steps`, `sampler`, …).
 
@@ -103,9 +89,7 @@ def trace(
         run = fs.trace(fs.load("twin:mdm"), fs.read_samples("twin:reading-5", limit=2), "runs/mdm", new_tokens=4)
         len(run), run[0].text
     """
-    for event in plan_trace(model, samples, out, **settings):
-        if on_progress is not None:
-            on_progress(event)
+    run_job(plan_trace(model, samples, out, **settings), on_event)
     return open_run(out)
 
 
@@ -118,6 +102,7 @@ def plan_trace(
     batch_size: int | None = None,
     controls: Sequence[int] = (),
     resume: bool = True,
+    redo_damaged: bool = False,
     chat: bool | None = None,
     preset: str | None = None,
     source: Mapping[str, Any] | None = None,
@@ -134,6 +119,8 @@ def plan_trace(
         batch_size: Samples per batch. Default: 8, on a GPU 32.
         controls: Seeds. Each is an untrained control, traced in the same way into a run inside the model's folder.
         resume: Whether `out` may hold an interrupted run with the same settings.
+        redo_damaged: Whether files of finished samples that are damaged are deleted and decoded again; else a run with
+            such files is not resumed.
         chat: Whether prompts go through the chat template. Default: if the tokenizer has one.
         preset: The settings of a model's authors, `llada` or `dream`.
         source: Where the samples come from, for the run's settings.
@@ -142,130 +129,76 @@ def plan_trace(
     """
     if not isinstance(model, Model):
         raise UserError(f"trace needs a floatscope Model (fs.load), got {type(model).__name__}")
-    settings = {"stop": False, **{name: value for name, value in settings.items() if value is not None}}
-    if model.spec.paradigm == "arm" and settings.get("steps") == settings.get("new_tokens", Sampling.new_tokens):
-        settings.pop("steps")  # an ARM takes one step per token anyway
-    sampling = resolve_sampling(model.spec.paradigm, preset, **settings)
-    job = TraceJob(
+    given = {"stop": False, **{name: value for name, value in settings.items() if value is not None}}
+    sampling = resolve_sampling(model.spec.paradigm, preset, **given)
+    listed = [samples] if isinstance(samples, str) else samples
+    part = TracePart(
         model=model,
         path=Path(out),
-        items=encode_samples(
-            model,
-            [samples] if isinstance(samples, str) else samples,
-            chat,
-            sampling.new_tokens,
-            build_prompt or load_template("default").prompt,
-        ),
+        items=encode_samples(model, listed, chat, sampling.new_tokens, build_prompt or load_template("default").prompt),
         watch=watch or Watch(),
         sampling=sampling,
         chat=uses_chat_template(model, chat),
         batch_size=batch_size,
-        control_seeds=tuple(controls),
         source=dict(source or {}),
-        arguments={"preset": preset, **settings},
+        arguments={"preset": preset, **given},
+        redo_damaged=redo_damaged,
     )
-    ids = [item.sample.id for item in job.items]
-    check_run(out, job.settings(model), ids, plan=job.batch_plan(job.path), resume=resume)
+    part.check(resume)
+    control_parts = [replace(part, path=control_path(part.path, seed), seed=seed) for seed in controls]
+    job = TraceJob(part.path, (part, *control_parts), part.notes)
     job.check_disk_space()
     return job
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class TraceJob:
-    """A checked plan. Iterating it decodes the samples that are missing; iterating it again resumes."""
+@dataclass(frozen=True, eq=False)
+class TracePart(Part):
+    """The run of a model, or of its untrained control with the seed `seed`."""
 
-    model: Model
+    model: Model  # the trained one
     path: Path
     items: list[PromptItem]
     watch: Watch
     sampling: Sampling
     chat: bool  # prompts go through the chat template
     batch_size: int | None
-    control_seeds: tuple[int, ...]
     source: dict[str, Any]
     arguments: dict[str, Any]  # of `decode`
-
-    def __iter__(self) -> Iterator[SampleTraced]:
-        progress = _Progress(self.finished, self.total)
-        yield from self._trace(self.model, self.path, None, progress)
-        for seed in self.control_seeds:
-            path = control_path(self.path, seed)
-            if _count_finished(path) < len(self.items):
-                yield from self._trace(untrained(self.model, seed), path, seed, progress)
-
-    def __repr__(self) -> str:
-        return f"TraceJob({self.model.spec.name}: {self.finished} of {self.total} samples, in {self.path})"
+    redo_damaged: bool = False
+    seed: int | None = None
 
     @property
-    def paths(self) -> list[Path]:
-        """The folders of the model's run and of its controls."""
-        return [self.path, *(control_path(self.path, seed) for seed in self.control_seeds)]
+    def name(self) -> str:
+        """The name of its folder; that of a control follows the name of the model's run."""
+        return self.path.name if self.seed is None else f"{self.path.parent.name}/{self.path.name}"
 
     @property
     def total(self) -> int:
-        """The number of samples over all runs."""
-        return len(self.items) * len(self.paths)
+        """The number of samples."""
+        return len(self.items)
+
+    def count_done(self) -> int:
+        """Return the number of samples on disk now."""
+        return len(open_run(self.path).finished) if (self.path / RECORD_FILE).exists() else 0
 
     @property
-    def finished(self) -> int:
-        """The number of samples that are on disk now."""
-        return sum(map(_count_finished, self.paths))
-
-    @property
-    def note(self) -> str | None:
-        """One sentence about what the traces lack, or None."""
+    def notes(self) -> list[str]:
+        """A sentence about what the traces lack, if anything."""
         without = [item.sample.id for item in self.items if not item.tokens.keys() - {"bos"}]
         if not without:
-            return None
-        return (
+            return []
+        return [
             f"{len(without)} of {len(self.items)} samples, such as '{without[0]}', have no regions except bos and"
             f" answer: the tokenizer of {self.model.spec.name} does not give the characters of each token, or its chat"
             " template changes the prompt"
-        )
+        ]
 
-    @cached_property
-    def forecast(self) -> Forecast | None:
-        """The size of all runs together, at most; None where the model's config names no layers and heads."""
-        config: Any = getattr(self.model.module, "config", None)
-        layers, heads = (getattr(config, f"num_{part}", None) for part in ("hidden_layers", "attention_heads"))
-        if not isinstance(layers, int) or not isinstance(heads, int):
-            return None
-        new, is_arm = self.sampling.new_tokens, self.model.spec.paradigm == "arm"
-        prompt = round(np.mean([len(item.ids) for item in self.items]))
-        suffix = 0 if is_arm or self.model.tokenizer is None else len(self.model.tokenizer.suffix)
-        return forecast(
-            level=None if self.watch.fields is not None else self.watch.level,
-            fields=self.watch.fields,
-            samples=self.total,
-            steps=self.sampling.steps or new,
-            layers=layers,
-            heads=heads,
-            keys=prompt + new - 1 if is_arm else prompt + new + suffix,
-            regions=round(np.mean([len(item.tokens) + 1 for item in self.items])),
-            commits=new,
-            queries=prompt if is_arm else None,
-            positions=prompt + new if is_arm else None,
-            influence=self.watch.influence,
-        )
+    def check(self, resume: bool) -> None:
+        """Refuse a folder with other contents."""
+        ids = [item.sample.id for item in self.items]
+        check_run(self.path, self.settings(self.model), ids, plan=self.batch_plan, resume=resume)
 
-    def check_disk_space(self) -> None:
-        """Refuse a run that does not fit on the disk."""
-        if self.forecast is None:
-            return
-        needed = self.forecast.total * (self.total - self.finished) // self.total
-        existing = next(place for place in (self.path.absolute(), *self.path.absolute().parents) if place.exists())
-        free = shutil.disk_usage(existing).free
-        if needed > free:
-            raise UserError(
-                f"the traces need {format_size(needed)} and the disk of {self.path} has {format_size(free)} left; use"
-                " fewer samples or controls, a smaller level, or a folder on another disk"
-            )
-
-    def summaries(self) -> list[RunSummary]:
-        """One line about the model's run and about each control, as far as they are finished."""
-        return [_summarise_run(path) for path in self.paths]
-
-    def settings(self, model: Model, seed: int | None = None) -> dict[str, Any]:
+    def settings(self, model: Model) -> dict[str, Any]:
         """Everything that the traces depend on."""
         contents = [[item.sample.id, item.prompt.text, *item.sample.answers] for item in self.items]
         return {
@@ -276,38 +209,52 @@ class TraceJob:
             "level": self.watch.level if self.watch.fields is None else None,
             "fields": list(self.watch.field_names),
             "reducers": [reducer.name for reducer in self.watch.reducers],
-            "control_seed": seed,
+            "control_seed": self.seed,
             "samples_sha256": hashlib.sha256(json.dumps(contents).encode()).hexdigest(),
             **self.source,
         }
 
-    def batch_plan(self, path: Path) -> list[list[str]] | None:
+    @property
+    def batch_plan(self) -> list[list[str]] | None:
         """The sample ids of each batch, the longest samples first; None: use the plan of the run in the folder.
 
         A finished run is not decoded again. An interrupted run keeps its batches unless another size is asked for.
         """
-        if (path / RECORD_FILE).exists() and (self.batch_size is None or _count_finished(path) == len(self.items)):
+        if (self.path / RECORD_FILE).exists() and (self.batch_size is None or self.count_done() == self.total):
             return None
         return [[item.sample.id for item in batch] for batch in make_batches(self.model, self.items, self.batch_size)]
 
-    def _trace(self, model: Model, path: Path, seed: int | None, progress: _Progress) -> Iterator[SampleTraced]:
-        by_id = {item.sample.id: item for item in self.items}
-        with create_run(path, self.settings(model, seed), list(by_id), plan=self.batch_plan(path), resume=True) as run:
+    def work(self) -> Iterator[Batch]:
+        """Decode the missing samples and write their traces."""
+        model = self.model if self.seed is None else untrained(self.model, self.seed)
+        by_id, scores = {item.sample.id: item for item in self.items}, list[float]()
+        with create_run(self.path, self.settings(model), list(by_id), plan=self.batch_plan, resume=True) as run:
             assert run.plan is not None
+            self._check_files(run)
             for ids in run.plan:
                 missing = set(ids).difference(run.finished)
                 if not missing:
                     continue
                 try:
-                    traces = self._decode(model, [by_id[sample] for sample in ids])
+                    traces = [each for each in self._decode(model, [by_id[i] for i in ids]) if each.sample in missing]
                 except BaseException:
                     _remove_if_empty(run)
                     raise
-                progress.add_decoded(len(missing))
                 for each in traces:
-                    if each.sample in missing:
-                        run.write(each)
-                        yield progress.add_written(path, each)
+                    run.write(each)
+                scores += [each.meta["acc"] for each in traces if each.meta["acc"] is not None]
+                yield Batch(tuple(each.sample for each in traces), float(np.mean(scores)) if scores else None)
+
+    def _check_files(self, run: Run) -> None:
+        """Compare the finished samples with their digests; delete damaged ones, or refuse to resume."""
+        damaged = run.find_damaged()
+        if damaged and not self.redo_damaged:
+            raise UserError(
+                "\n".join(damaged.values())
+                + f"\n{self.path} is not resumed; --redo-damaged (redo_damaged=True) decodes such samples again"
+            )
+        for sample in damaged:
+            run.remove(sample)
 
     def _decode(self, model: Model, items: Sequence[PromptItem]) -> list[Trace]:
         suffix = 0
@@ -329,20 +276,54 @@ class TraceJob:
         ]
 
 
-class _Progress:
-    """Counts finished samples and estimates the time that remains."""
+@dataclass(frozen=True, eq=False, repr=False)
+class TraceJob(Job):
+    """The run of a model and those of its untrained controls."""
 
-    def __init__(self, done: int, total: int) -> None:
-        self.done, self.total, self.decoded, self.began = done, total, 0, time.monotonic()
+    parts: tuple[TracePart, ...]
 
-    def add_decoded(self, samples: int) -> None:
-        self.decoded += samples
+    @cached_property
+    def forecast(self) -> Forecast | None:
+        """The size of all runs together, at most; None where the model's config names no layers and heads."""
+        part = self.parts[0]
+        config: Any = getattr(part.model.module, "config", None)
+        layers, heads = (getattr(config, f"num_{kind}", None) for kind in ("hidden_layers", "attention_heads"))
+        if not isinstance(layers, int) or not isinstance(heads, int):
+            return None
+        new, is_arm = part.sampling.new_tokens, part.model.spec.paradigm == "arm"
+        prompt = round(np.mean([len(item.ids) for item in part.items]))
+        suffix = 0 if is_arm or part.model.tokenizer is None else len(part.model.tokenizer.suffix)
+        return forecast(
+            level=None if part.watch.fields is not None else part.watch.level,
+            fields=part.watch.fields,
+            samples=self.total,
+            steps=part.sampling.steps or new,
+            layers=layers,
+            heads=heads,
+            keys=prompt + new - 1 if is_arm else prompt + new + suffix,
+            regions=round(np.mean([len(item.tokens) + 1 for item in part.items])),
+            commits=new,
+            queries=prompt if is_arm else None,
+            positions=prompt + new if is_arm else None,
+            influence=part.watch.influence,
+        )
 
-    def add_written(self, run: Path, trace: Trace) -> SampleTraced:
-        self.done += 1
-        seconds = time.monotonic() - self.began
-        left = seconds / self.decoded * (self.total - self.done)
-        return SampleTraced(run, trace.sample, trace.meta["acc"], self.done, self.total, seconds, left)
+    def check_disk_space(self) -> None:
+        """Refuse a run that does not fit on the disk."""
+        if self.forecast is None:
+            return
+        needed = self.forecast.total * (self.total - self.done) // self.total
+        existing = next(place for place in (self.path.absolute(), *self.path.absolute().parents) if place.exists())
+        free = shutil.disk_usage(existing).free
+        if needed > free:
+            raise UserError(
+                f"the traces need {format_size(needed)} and the disk of {self.path} has {format_size(free)} left; use"
+                " fewer samples or controls, a smaller level, or a folder on another disk"
+            )
+
+    def summaries(self) -> list[RunSummary]:
+        """One line about the model's run and about each control, as far as they are finished."""
+        return [_summarise_run(part.path) for part in self.parts]
 
 
 def _sample_meta(model: Model, item: PromptItem, trace: Trace, prediction: str) -> dict[str, Any]:
@@ -364,23 +345,22 @@ def _sample_meta(model: Model, item: PromptItem, trace: Trace, prediction: str) 
     }
 
 
-def _count_finished(path: Path) -> int:
-    return len(open_run(path).finished) if (path / RECORD_FILE).exists() else 0
-
-
 def _summarise_run(path: Path) -> RunSummary:
     files = [path / SAMPLES_FOLDER / trace_file_name(sample) for sample in open_run(path).finished]
-    scores = [score for file in files if (score := _read_meta(file)["acc"]) is not None]
+    scores = [score for file in files if (score := _read_acc(file)) is not None]
     return RunSummary(
         path, len(files), sum(file.stat().st_size for file in files), float(np.mean(scores)) if scores else None
     )
 
 
-def _read_meta(file: Path) -> dict[str, Any]:
-    """The metadata of a trace, without its arrays."""
-    with safe_open(file, "np") as opened:
-        meta: dict[str, Any] = json.loads(opened.metadata()["meta"])
-    return meta
+def _read_acc(file: Path) -> float | None:
+    """The score of a trace, from its metadata."""
+    try:
+        with safe_open(file, "np") as opened:
+            score: float | None = json.loads(opened.metadata()["meta"])["acc"]
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{file} is damaged; delete it and resume the run") from error
+    return score
 
 
 def _remove_if_empty(run: Run) -> None:

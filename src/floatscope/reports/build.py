@@ -56,6 +56,7 @@ def report(
     out: str | Path = "report.html",
     *,
     detector: str = "zscore",
+    commits: str = "answer",
     explore: int = 2,
     tables: str | Path | None = None,
     figures: str | Path | None = None,
@@ -72,6 +73,8 @@ def report(
         runs: run folders of `fs.trace` or `floatscope trace`, or opened runs.
         out: the page, a path that ends in .html.
         detector: the rule for anchors, such as "rulli(eps=3)".
+        commits: "answer" or "all": the commits that count for reading, retrieval, order and floating; "all" includes
+            the end-of-text tokens after the answer.
         explore: number of samples per run to explore step by step.
         tables: a folder for the numbers, one CSV and one Parquet file per table; the page links them.
         figures: a folder for the charts as figures.
@@ -90,6 +93,7 @@ def report(
         runs,
         out,
         detector=detector,
+        commits=commits,
         explore=explore,
         tables=tables,
         figures=figures,
@@ -104,6 +108,7 @@ def write_report(
     out: str | Path = "report.html",
     *,
     detector: str = "zscore",
+    commits: str = "answer",
     explore: int = 2,
     tables: str | Path | None = None,
     figures: str | Path | None = None,
@@ -119,7 +124,7 @@ def write_report(
         if format not in FIGURE_FORMATS:
             raise unknown_choice("figure format", format, FIGURE_FORMATS)
     paths = [run.path if isinstance(run, Run) else Path(run) for run in runs]
-    contents, report_runs = build_report(paths, detector, explore, _count_traces(paths, on_progress), paper)
+    contents, report_runs = build_report(paths, detector, explore, _count_traces(paths, on_progress), paper, commits)
     table_files, figure_files = list[Path](), list[Path]()
     if tables is not None:
         table_files = write_tables(report_runs, Path(tables))
@@ -150,14 +155,19 @@ def build_report(
     explore: int = 2,
     on_progress: Callable[[str], None] = lambda _: None,
     paper: bool = False,
+    commits: str = "answer",
 ) -> tuple[Report, list[ReportRun]]:
     """The contents of a report, and its runs with their tables.
 
     With `paper`, the sections are the figures of the paper. `on_progress` gets the name of each sample that was read.
+    `commits` says which commits count.
     """
     parsed = parse_detector(detector)
     labels = _label_runs(paths)
-    runs = [ReportRun.open(path, label, str(parsed), on_progress) for path, label in zip(paths, labels, strict=True)]
+    runs = [
+        ReportRun.open(path, label, str(parsed), on_progress, commits)
+        for path, label in zip(paths, labels, strict=True)
+    ]
     models = [
         Model(run.label, run.paradigm, len(run.run.finished), _describe_controls(run), _facts(run)) for run in runs
     ]

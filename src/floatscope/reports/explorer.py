@@ -5,9 +5,10 @@
 
 The payload holds the canvas of the first step and the changes of each later step. It holds the lift of every step,
 layer and eligible key as one byte on a logarithmic scale per layer (`encode`); the error is below 2.3 % and mostly
-below 1 %. `decode` restores the values in the same way as the page. Of single heads it holds only the first keys of the
-trace's `top_key`. The top keys are found before rounding. For a model with a cache, lift is that of the whole prefix,
-and the top keys of a head are those of the new rows.
+below 1 %. `decode` restores the values in the same way as the page. The top key of a layer is that of
+`Trace.anchor_path`, 0 at a step without an anchor. Of single heads it holds only the first keys of the trace's
+`top_key`. For a model with a cache, lift is that of the whole prefix, and the top keys of a head are those of the new
+rows.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def build_payload(trace: Trace, label: str, max_bytes: int = MAX_BYTES) -> dict[
     A trace that is too large loses its single heads first, then every second layer, and so on. `notes` says so.
     """
     layers = trace.arrays["layers"]
-    lift = trace.received(scale="lift", eligible="eligible" in trace.arrays).astype(np.float64)
+    has_eligible = "eligible" in trace.arrays
+    lift = trace.received(scale="lift", eligible=has_eligible).astype(np.float64)
+    anchor_path = trace.anchor_path() if has_eligible else np.full(lift.shape[:2], -1)
     canvas, uniform, heads = _canvas(trace), _uniform(trace), _top_keys_of_heads(trace)
     with_heads, layer_step = heads is not None, 1
     while True:
@@ -48,7 +51,7 @@ def build_payload(trace: Trace, label: str, max_bytes: int = MAX_BYTES) -> dict[
             "notes": _notes(heads is not None and not with_heads, layers[part].tolist(), len(layers), max_bytes),
             **canvas,
             "lift": encode(lift[:, part]),
-            "top_keys": pack(_top_keys(lift[:, part])),
+            "top_keys": pack((anchor_path[:, part] + 1).astype(np.uint32)),
             "uniform": uniform,
             "layer_visibility": trace.arrays["layer_visibility"][part].tolist(),
             "heads": _encode_heads(heads, part) if heads is not None and with_heads else None,
@@ -109,12 +112,6 @@ def unpack(packed: dict[str, Any]) -> Array:
     changes = np.frombuffer(zlib.decompress(base64.b64decode(packed["data"])), np.dtype(packed["type"]))
     codes: Array = changes.reshape(packed["shape"]).cumsum(0, dtype=packed["type"])
     return codes
-
-
-def _top_keys(lift: Array) -> Array:
-    """The key of largest lift + 1, [step, layer]; 0 where no key is ranked."""
-    ranked = np.where(np.isnan(lift), -np.inf, lift)
-    return np.where(np.isfinite(ranked).any(-1), ranked.argmax(-1) + 1, 0).astype(np.uint32)
 
 
 def _uniform(trace: Trace) -> dict[str, Any]:

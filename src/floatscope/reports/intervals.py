@@ -2,15 +2,17 @@
 
 Interval(0.14, 0.10, 0.19).format()                  # "0.14 [0.10, 0.19]"
 Interval.from_row(estimate(table, "acc").iloc[0])    # from a row of floatscope.analysis
+describe_intervals([24, 24], over="questions")       # how they are computed, for the text of a page
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from floatscope.analysis.statistics import note_small_n
 from floatscope.reports.charts import Series
 
 TRAINED, UNTRAINED = "trained", "untrained"
@@ -28,6 +30,10 @@ class Interval:
     def from_row(row: Any) -> Interval:
         """From a row of `estimate` or `difference`."""
         return Interval(float(row["mean"]), float(row["low"]), float(row["high"]))
+
+    def to_percent(self) -> Interval:
+        """The same for a share in percent."""
+        return Interval(100 * self.mean, 100 * self.low, 100 * self.high)
 
     def format(self, digits: int = 2, sign: bool = False) -> str:
         """`0.14 [0.10, 0.19]`; the mean alone without an interval, `–` without a mean. `sign` adds a plus."""
@@ -50,11 +56,21 @@ class Estimate:
     model: Interval
     control: Interval | None
 
-    def format(self) -> str:
+    def format(self, digits: int = 2) -> str:
         """`0.14 [0.10, 0.19] · untrained 0.25 [0.20, 0.30]`."""
         if self.control is None:
-            return self.model.format()
-        return f"{self.model.format()} · {UNTRAINED} {self.control.format()}"
+            return self.model.format(digits)
+        return f"{self.model.format(digits)} · {UNTRAINED} {self.control.format(digits)}"
+
+
+def describe_intervals(counts: Iterable[int], over: str = "samples") -> str:
+    """How the intervals of a page are computed, with a note if any of them is over fewer than 30 samples."""
+    note = note_small_n(counts)
+    method = (
+        "Intervals are 95 % CIs: Wilson's for values of 0 and 1, Newcombe's for paired differences of such values,"
+        f" otherwise from a BCa bootstrap over {over}."
+    )
+    return f"{method} {note}" if note else method
 
 
 def interval_series(name: str, label: str, intervals: Sequence[Interval | None], control: bool = False) -> Series:

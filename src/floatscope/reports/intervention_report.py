@@ -4,6 +4,7 @@
     write_page(report, "runs/mask/report.html")
 
 A change is the difference from the baseline, an effect the difference from the control; both are paired by question.
+The dose is the share of the attention that an edit or a control moves.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import pandas as pd
 
 from floatscope import __version__
 from floatscope.analysis.evaluations import open_predictions
-from floatscope.analysis.experiments import effects, read_experiment
+from floatscope.analysis.experiments import COUNT, MASS, effects, read_experiment
+from floatscope.analysis.studies import format_dose
 from floatscope.errors import UserError
 from floatscope.interventions.recipes import RECIPES
 from floatscope.reports.charts import Cell, Chart, Dots, Lines, Model, Report, Section, Series, Table
@@ -30,8 +32,9 @@ METHOD = (
     "Accuracy: the normalised prediction contains a right answer. NLL: mean of −log p over the tokens of the first"
     " right answer and its end token, teacher-forced in the model's own order. Floating: 1 − the share of steps at the"
     " modal top key of the sample, mean over layers, of the edited attention. Order: Kendall's τ of the step and the"
-    " position of each commit; 1 is left to right. Intervals are 95 % CIs from a bootstrap over questions; changes and"
-    " effects are paired by question."
+    " position of each commit; 1 is left to right. Dose: the share of the attention that an edit moves, in the"
+    " attention before the edit; mean over the rows that are computed, heads, layers and steps. Changes and effects are"
+    " paired by question."
 )
 
 
@@ -58,7 +61,7 @@ class Measure:
 MEASURES = {
     "acc": Measure("Accuracy", "acc (%)", "accuracy (%)", 100.0, 1, "accuracy (%)"),
     "nll": Measure("NLL of the right answer", "NLL", "NLL (nats per token)", 1.0, 2, "the NLL"),
-    "floating": Measure("Floating", "floating", "floating index", 1.0, 2, "the floating index"),
+    "moved": Measure("Attention moved", "moved", "attention moved per step (%)", 100.0, 2, "attention moved"),
     "order": Measure("Order of the commits", "order", "Kendall's τ of step and position", 1.0, 2, "Kendall's τ"),
 }
 
@@ -98,21 +101,65 @@ def build_conditions_table(table: pd.DataFrame, intervals: bool = True) -> Table
         if not intervals:
             cells = [Interval(cell.mean, math.nan, math.nan) for cell in cells]
         texts = [cell.format(measure.digits) for cell, (_, measure) in zip(cells, measures, strict=True)]
-        rows.append([*row[_group_columns(table)], row["condition"], int(row["n"]), *texts])
-    columns = [*_group_columns(table), "condition", "n", *(measure.short for _, measure in measures)]
+        rows.append([*row[_group_columns(table)], row["condition"], int(row["n"]), format_dose(row["dose"]), *texts])
+    columns = [*_group_columns(table), "condition", "n", "dose", *(measure.short for _, measure in measures)]
     return Table(columns, rows, "All conditions")
 
 
 def build_effects_table(table: pd.DataFrame) -> Table:
-    """The change and the effect of every edited condition, with intervals, from the table of `effects`."""
+    """The change and the effects of every edited condition, with intervals and doses, from the table of `effects`."""
+    edited = table[_is_edited(table)]
+    effects = {"": "effect (− control)"}
+    if (edited["control"] == MASS).any():
+        effects = {"": "effect (− equal mass)", "_count": "effect (− equal count)"}
     rows: list[list[Cell]] = []
-    for _, row in table[_is_edited(table)].iterrows():
+    for _, row in edited.iterrows():
         for name, measure in MEASURES.items():
             if name in table and not math.isnan(row[name]):
-                texts = [measure.format(row, f"{name}_{part}", sign=True) for part in ("change", "effect")]
-                rows.append([*row[_group_columns(table)], row["condition"], measure.short, *texts])
-    columns = [*_group_columns(table), "condition", "measure", "change (− baseline)", "effect (− control)"]
+                cells = [row["condition"], measure.short, format_dose(row["dose"])]
+                cells.append(measure.format(row, f"{name}_change", sign=True))
+                for suffix in effects:
+                    dose = format_dose(row.get(f"dose_control{suffix}", math.nan))
+                    cells += [measure.format(row, f"{name}_effect{suffix}", sign=True), dose]
+                rows.append([*row[_group_columns(table)], *cells])
+    titles = [title for effect in effects.values() for title in (effect, "its dose")]
+    columns = [*_group_columns(table), "condition", "measure", "dose", "change (− baseline)", *titles]
     return Table(columns, rows, "Changes and effects, paired by question")
+
+
+def build_comparison_table(table: pd.DataFrame, names: Sequence[str] = (), digits: int | None = None) -> Table:
+    """The same in few columns, for a terminal: a row per edited condition, measure and comparison.
+
+    names   the measures; all by default
+    digits  the digits of all numbers; by default those of each measure
+    """
+    rows: list[list[Cell]] = []
+    measures = [(name, MEASURES[name]) for name in names or MEASURES if name in table]
+    is_single = len(measures) == 1
+    for _, row in table[_is_edited(table)].iterrows():
+        comparisons = {"baseline": ("change", 0.0), "control": ("effect", row.get("dose_control", math.nan))}
+        if row["control"] == MASS:
+            comparisons["equal mass"] = comparisons.pop("control")
+            comparisons["equal count"] = ("effect_count", row.get("dose_control_count", math.nan))
+        for name, measure in measures:
+            for reference, (part, dose) in comparisons.items():
+                interval = measure.interval(row, f"{name}_{part}")
+                if not math.isnan(interval.mean):
+                    cells = [row["condition"], *([] if is_single else [measure.short]), reference]
+                    text = interval.format(measure.digits if digits is None else digits, True)
+                    rows.append(
+                        [*row[_group_columns(table)], *cells, text, format_dose(row["dose"]), format_dose(dose)]
+                    )
+    names_of_columns = ["condition", *([] if is_single else ["measure"]), "relative to"]
+    difference = f"difference, {measures[0][1].short}" if is_single else "difference"
+    columns = [*_group_columns(table), *names_of_columns, difference, "dose", "its dose"]
+    return Table(columns, rows, "Changes and effects, paired by question")
+
+
+def format_doses(row: Any) -> str:
+    """The doses of an edit and of its main control; the dose alone without a control."""
+    control = row.get("dose_control", math.nan)
+    return format_dose(row["dose"]) + ("" if math.isnan(control) else f" (control {format_dose(control)})")
 
 
 def _group_columns(table: pd.DataFrame) -> list[str]:
@@ -176,18 +223,27 @@ def _explain_edits(edits: str) -> str:
 
 
 def _describe_control(table: pd.DataFrame, row: Any) -> str:
+    """What the controls of a condition do, how many there are, and their doses."""
     controls = table[table["control_of"] == row["condition"]]
     if controls.empty:
         return "It has no control, so what any edit of this size would do is unknown."
-    if "middle" in controls.iloc[0]["edits"].rpartition(", ")[2]:
-        return "Control: the same edit on as many keys of middle rank."
     targets = "keys that could be anchors"
     if "zero_heads" in row["edits"]:
         targets = "heads of the same layers"
     elif "knock_out" in row["edits"] or "blank" in row["edits"]:
         targets = "positions of the prompt"
-    draws = f"{len(controls)} draw{'s' if len(controls) > 1 else ''}"
-    return f"Control: the same edit on as many random {targets}, {draws}."
+    phrases = {
+        MASS: "other random keys that hold as much attention",
+        COUNT: f"as many random {targets}",
+        "middle": "as many keys of middle rank",
+    }
+    parts = []
+    for kind, same in controls.groupby("control", sort=False):
+        draws = f"{len(same)} draw{'s' if len(same) > 1 else ''}"
+        dose = "" if same["dose"].isna().any() else f", dose {format_dose(same['dose'].mean())}"
+        parts.append(f"{phrases[str(kind)]} ({draws}{dose})")
+    dose = "" if math.isnan(row["dose"]) else f" The edit has a dose of {format_dose(row['dose'])}."
+    return f"Control: the same edit on {', and on '.join(parts)}.{dose}"
 
 
 def _describe_effect(row: Any) -> str:
@@ -215,7 +271,9 @@ def _split_measures(row: Any) -> tuple[list[str], list[str]]:
 
 def _reference(row: Any) -> tuple[str, str]:
     """What a condition is compared with: its control if it has one, else the baseline."""
-    return ("effect", "its control") if _has_measure(row, "effect") else ("change", "the baseline")
+    if not _has_measure(row, "effect"):
+        return "change", "the baseline"
+    return "effect", "its control of equal mass" if row["control"] == MASS else "its control"
 
 
 def _summarise(table: pd.DataFrame) -> list[str]:
@@ -228,7 +286,8 @@ def _summarise(table: pd.DataFrame) -> list[str]:
         result = f"inconclusive relative to {reference}"
         if conclusive:
             result = f"relative to {reference}, {join_words(conclusive)}"
-        sentences.append(f"**{name}**, {row['condition']}: {result}.")
+        dose = "" if math.isnan(row["dose"]) else f" Dose {format_doses(row)}."
+        sentences.append(f"**{name}**, {row['condition']}: {result}.{dose}")
     for (subset, label), rows in edited[edited["value"].notna()].groupby(["subset", "series"], sort=False):
         part, reference = _reference(rows.iloc[0])
         name = ", ".join(filter(None, (rows.iloc[0]["model"], subset)))
@@ -240,7 +299,9 @@ def _summarise(table: pd.DataFrame) -> list[str]:
         result = f"differs from {reference} at {', '.join(values)}"
         if not values:
             result = f"is inconclusive relative to {reference}"
-        sentences.append(f"**{name}**, {label or 'edited'}: {measure.phrase} {result}.")
+        doses = ", ".join(format_doses(row) for _, row in rows.iterrows())
+        dose = "" if rows["dose"].isna().any() else f" Dose {doses}."
+        sentences.append(f"**{name}**, {label or 'edited'}: {measure.phrase} {result}.{dose}")
     return sentences
 
 

@@ -35,10 +35,15 @@ class ReportRun:
     tables: RunTables
     controls: list[RunTables] = field(default_factory=list)
     incomplete_controls: list[str] = field(default_factory=list)  # folders of controls that lack samples of the run
+    commits: str = "answer"  # which commits count: those of the answer, or all
 
     @staticmethod
     def open(
-        path: Path, label: str, detector: str = "zscore", on_progress: Callable[[str], None] = lambda _: None
+        path: Path,
+        label: str,
+        detector: str = "zscore",
+        on_progress: Callable[[str], None] = lambda _: None,
+        commits: str = "answer",
     ) -> ReportRun:
         """Read a run folder and its controls, and build their tables.
 
@@ -53,10 +58,11 @@ class ReportRun:
             control = open_run(folder)
             if set(run.finished) <= set(control.finished):
                 traces = (control.trace(sample) for sample in run.finished)
-                controls.append(analyse(traces, detector, on_progress))
+                controls.append(analyse(traces, detector, on_progress, commits=commits))
             else:
                 incomplete.append(folder.name)
-        return ReportRun(label, run, analyse(run, detector, on_progress), controls, incomplete)
+        tables = analyse(run, detector, on_progress, commits=commits)
+        return ReportRun(label, run, tables, controls, incomplete, commits)
 
     @property
     def paradigm(self) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 import pandas as pd
 
 from floatscope.analysis.evaluations import Evaluation, open_evaluation
-from floatscope.analysis.statistics import difference, estimate
+from floatscope.analysis.statistics import difference, estimate, note_small_n
 from floatscope.errors import UserError, unknown_choice
 from floatscope.files.atomic import write_atomic
 from floatscope.reports.intervals import Interval
@@ -105,9 +105,10 @@ def score_rows(paths: Sequence[Path]) -> list[ScoreRow]:
 
 
 def list_cautions(paths: Sequence[Path]) -> list[str]:
-    """Sentences about evaluations that are unfinished, and about gains over only some of the questions."""
+    """Sentences about unfinished evaluations, gains over only some of the questions, and small n."""
     evaluations = [open_evaluation(path) for path in paths]
     closed_book, notes = _find_closed_book(evaluations), []
+    counts = [len(evaluation.table) for evaluation in evaluations]
     for evaluation in evaluations:
         if evaluation.missing:
             done, total = len(evaluation.table), len(evaluation.run.samples)
@@ -115,17 +116,20 @@ def list_cautions(paths: Sequence[Path]) -> list[str]:
         other = closed_book.get(_pairing_key(evaluation))
         if other is not None and other is not evaluation:
             shared = len(set(evaluation.table["sample"]) & set(other.table["sample"]))
+            counts.append(shared)
             if shared < len(evaluation.table):
                 notes.append(f"{evaluation.path} and {other.path} share {shared} questions; the gain is over those")
+    if note := note_small_n(counts):
+        notes.append(note.removesuffix("."))
     return notes
 
 
 def format_scores(rows: Sequence[ScoreRow], format: str) -> str:
-    """The table as text: `md`, `tex` or `csv`."""
+    """The table as text: `md`, `tex` or `csv`. Below n = 30, `md` and `tex` note that intervals are approximate."""
     if format not in WRITERS:
         raise unknown_choice("format", format, WRITERS)
     columns, cells = select_columns(rows)
-    return WRITERS[format](columns, cells)
+    return WRITERS[format](columns, cells, note_small_n(row.n for row in rows))
 
 
 def write_scores(rows: Sequence[ScoreRow], path: Path) -> None:
@@ -147,8 +151,8 @@ def select_columns(rows: Sequence[ScoreRow]) -> tuple[list[str], list[list[str]]
 
 def estimate_scores(table: pd.DataFrame) -> dict[str, Interval]:
     """acc, em, F1 and the mean of acc and F1 of an evaluation's table, in percent."""
-    percent = _to_percent(table)
-    return {name: Interval.from_row(estimate(percent, name).iloc[0]) for name in SCORES}
+    scores = _add_mean_score(table)
+    return {name: Interval.from_row(estimate(scores, name).iloc[0]).to_percent() for name in SCORES}
 
 
 def measure_abstention(table: pd.DataFrame) -> tuple[float, float] | None:
@@ -164,9 +168,11 @@ def _build_row(evaluation: Evaluation, closed_book: Evaluation | None) -> ScoreR
     settings = evaluation.settings
     gains: dict[str, Interval | None] = {"acc": None, "both": None}
     if closed_book is not None and closed_book is not evaluation:
-        scores, closed_scores = _to_percent(evaluation.table), _to_percent(closed_book.table)
+        scores, closed_scores = _add_mean_score(evaluation.table), _add_mean_score(closed_book.table)
         if set(scores["sample"]) & set(closed_scores["sample"]):
-            gains = {name: Interval.from_row(difference(scores, closed_scores, name).iloc[0]) for name in gains}
+            gains = {
+                name: Interval.from_row(difference(scores, closed_scores, name).iloc[0]).to_percent() for name in gains
+            }
     return ScoreRow(
         str(settings["model"]),
         str(settings.get("data", "–")),
@@ -180,10 +186,9 @@ def _build_row(evaluation: Evaluation, closed_book: Evaluation | None) -> ScoreR
     )
 
 
-def _to_percent(table: pd.DataFrame) -> pd.DataFrame:
-    percent = table[["sample", "acc", "em", "f1"]].copy()
-    percent[["acc", "em", "f1"]] *= 100
-    return percent.assign(both=(percent["acc"] + percent["f1"]) / 2)
+def _add_mean_score(table: pd.DataFrame) -> pd.DataFrame:
+    """The scores from 0 to 1, with the mean of acc and F1 as `both`."""
+    return table[["sample", "acc", "em", "f1"]].assign(both=(table["acc"] + table["f1"]) / 2)
 
 
 def _find_closed_book(evaluations: Sequence[Evaluation]) -> dict[tuple[str | int, ...], Evaluation]:
@@ -227,30 +232,43 @@ def _format_cell(value: object) -> str:
     return "–" if value is None else str(value)
 
 
-def _format_markdown(columns: list[str], rows: list[list[str]]) -> str:
+def _format_markdown(columns: list[str], rows: list[list[str]], note: str) -> str:
     lines = [columns, ["---"] * len(columns), *rows]
-    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+    table = "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+    return f"{table}\n{note}\n" if note else table
 
 
-def _format_latex(columns: list[str], rows: list[list[str]]) -> str:
+LATEX = {character: f"\\{character}" for character in "&%_#${}"} | {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "−": "$-$",
+    "–": "--",
+    "<": "$<$",
+    ">": "$>$",
+}
+"""Characters that mean something else in LaTeX."""
+
+
+def _format_latex(columns: list[str], rows: list[list[str]], note: str) -> str:
     def escape(text: str) -> str:
-        for character in "&%_#$":
-            text = text.replace(character, f"\\{character}")
-        return text.replace("−", "$-$").replace("–", "--")
+        return "".join(LATEX.get(character, character) for character in text)
 
     head, *body = (" & ".join(map(escape, line)) + r" \\" for line in (columns, *rows))
     alignment = "lll" + "r" * (len(columns) - 3)
-    return "\n".join([rf"\begin{{tabular}}{{{alignment}}}", r"\toprule", head, r"\midrule", *body, r"\bottomrule",
-                      r"\end{tabular}", ""])  # fmt: skip
+    last = [r"\midrule", rf"\multicolumn{{{len(columns)}}}{{l}}{{{escape(note)}}} \\"] if note else []
+    return "\n".join([rf"\begin{{tabular}}{{{alignment}}}", r"\toprule", head, r"\midrule", *body, *last,
+                      r"\bottomrule", r"\end{tabular}", ""])  # fmt: skip
 
 
-def _format_csv(columns: list[str], rows: list[list[str]]) -> str:
+def _format_csv(columns: list[str], rows: list[list[str]], note: str) -> str:
+    """Cells only: the column `n` is enough for a program."""
     out = io.StringIO()
     csv.writer(out).writerows([columns, *rows])
     return out.getvalue()
 
 
-WRITERS: dict[str, Callable[[list[str], list[list[str]]], str]] = {
+WRITERS: dict[str, Callable[[list[str], list[list[str]], str], str]] = {
     "md": _format_markdown,
     "tex": _format_latex,
     "csv": _format_csv,

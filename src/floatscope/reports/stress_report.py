@@ -18,7 +18,7 @@ from floatscope.analysis.evaluations import open_evaluation
 from floatscope.analysis.stress_tests import position_gap, read_stress, stress_curve
 from floatscope.errors import UserError
 from floatscope.reports.charts import Cell, Chart, Lines, Model, Report, Section, Series, Table
-from floatscope.reports.intervals import Interval
+from floatscope.reports.intervals import Interval, describe_intervals
 from floatscope.reports.intervention_report import join_sentences
 from floatscope.reports.sections.chart_builders import format_number
 from floatscope.tasks.stress import KINDS
@@ -50,8 +50,8 @@ def build_stress_report(paths: Sequence[Path]) -> Report:
         title,
         f"{about} Does the score fall where the attention leaves the gold passage?",
         "acc: the normalised prediction contains a right answer. Attention: of the predicting rows, each at the step"
-        " that commits its token, mean over layers and heads, relative to the share of the canvas. Intervals are 95 %"
-        " CIs from a bootstrap over questions; changes are paired by question.",
+        " that commits its token, mean over layers and heads, relative to the share of the canvas."
+        f" {describe_intervals(table['n'].astype(int), 'questions')} Changes are paired by question.",
         build_stress_charts(table, axis),
     )
     provenance = {"floatscope": __version__, **{record["model"]: record for record in records}}

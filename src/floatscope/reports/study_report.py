@@ -15,7 +15,13 @@ import pandas as pd
 from floatscope.analysis.experiments import effects
 from floatscope.analysis.studies import DORMANT_NATS, STUDIES, is_dormant
 from floatscope.reports.charts import Cell, Chart, Lines, Map, Report, Section, Table
-from floatscope.reports.intervention_report import MEASURES, build_intervention_report, join_sentences
+from floatscope.reports.intervention_report import (
+    MEASURES,
+    build_comparison_table,
+    build_conditions_table,
+    build_intervention_report,
+    join_sentences,
+)
 
 
 def build_study_report(name: str, paths: Sequence[Path], notes: Mapping[str, Sequence[str]] | None = None) -> Report:
@@ -32,18 +38,16 @@ def build_study_report(name: str, paths: Sequence[Path], notes: Mapping[str, Seq
     return replace(report, title=study.title, summary=[study.description, *findings], models=models, sections=sections)
 
 
-def build_study_table(name: str, table: pd.DataFrame) -> Table:
-    """A row per edited condition: mean, change and effect. The study of single heads has a row per layer."""
+def build_study_tables(name: str, table: pd.DataFrame) -> list[Table]:
+    """What a study found, for a terminal: the conditions, and their differences with the doses.
+
+    The study of single heads has a row per layer.
+    """
     if name == "dormant":
-        return _build_layer_table(table)
-    value, digits = ("nll", 2) if STUDIES[name].nll_only else ("acc", 0)
-    measure, groups = MEASURES[value], ["model", *(["subset"] if table["subset"].any() else [])]
-    rows: list[list[Cell]] = []
-    for _, row in table[table["control_of"] == ""].iterrows():
-        differences = [measure.interval(row, f"{value}_{part}").format(digits, True) for part in ("change", "effect")]
-        mean = f"{measure.interval(row, value).mean:.{digits}f}"
-        rows.append([*row[groups], row["condition"], int(row["n"]), mean, *differences])
-    return Table([*groups, "condition", "n", value, "change", "effect"], rows, "All conditions")
+        return [_build_layer_table(table)]
+    measure, digits = ("nll", 2) if STUDIES[name].nll_only else ("acc", 0)
+    conditions = build_conditions_table(table[table["control_of"] == ""], intervals=False)
+    return [conditions, build_comparison_table(table, [measure], digits)]
 
 
 def _build_layer_table(table: pd.DataFrame) -> Table:

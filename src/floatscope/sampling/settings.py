@@ -87,6 +87,8 @@ def resolve_sampling(paradigm: str, preset: str | None = None, **settings: Any) 
     defaults = {"sampler": "ar", "stop": True} if paradigm == "arm" else {"sampler": "confidence"}
     overrides = {name: value for name, value in settings.items() if value is not None}
     values = {**defaults, **PRESETS.get(preset or "", {}), **overrides}
+    if paradigm == "arm" and values.get("steps") == values.get("new_tokens", Sampling.new_tokens):
+        values.pop("steps", None)  # one step per token, as an ARM takes anyway
     name, arguments = parse_call(str(values.pop("sampler")))
     if name not in ("ar", *SAMPLERS):
         raise unknown_choice("sampler", name, ("ar", *SAMPLERS))
@@ -118,6 +120,8 @@ def _check_sampling(sampling: Sampling) -> None:
         raise UserError(f"order_temperature needs a sampler that ranks positions, and '{name}' does not; leave it out")
     if not 1 <= arguments.get("history", 1) <= MAX_HISTORY:
         raise UserError(f"history of sampler '{name}' must be 1 to {MAX_HISTORY} steps, got {arguments['history']}")
+    if not 0 <= arguments.get("tau", 1) <= 1:
+        raise UserError(f"tau of sampler '{name}' is a probability, from 0 to 1, got {arguments['tau']:g}")
     if "background" in arguments:
         load_token_counts(arguments["background"])
     _check_blocks(sampling)

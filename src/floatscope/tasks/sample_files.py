@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from floatscope.errors import UserError, unknown_choice
+from floatscope.files.inputs import require_regular_file
 from floatscope.tasks.formats import Format, detect_format, get_format
 from floatscope.tasks.formats.fields import describe_type, shorten
 from floatscope.tasks.json_entries import EXPECTED, read_entries, read_error
@@ -127,7 +128,7 @@ def describe_source(path: str | Path, limit: int | None = None) -> dict[str, Any
 def resolve_path(path: str | Path) -> Path:
     """Return the path of a question file; `twin:reading-5` is a shipped one, wherever the program runs."""
     if not str(path).startswith(SHIPPED_PREFIX):
-        return Path(path)
+        return require_regular_file(Path(path))
     if str(path) not in SHIPPED:
         raise unknown_choice("question file", str(path), SHIPPED)
     return Path(str(_FOLDER / f"{str(path).removeprefix(SHIPPED_PREFIX)}.jsonl"))

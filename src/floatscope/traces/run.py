@@ -21,12 +21,20 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from floatscope.errors import UserError
 from floatscope.files.atomic import PART_SUFFIX, fsync_path
-from floatscope.files.locks import acquire_lock
-from floatscope.traces.run_record import RECORD_FILE, list_differences, new_record, read_record, write_record
+from floatscope.files.locks import Lock, acquire_lock
+from floatscope.traces.run_record import (
+    FINISHED,
+    RECORD_FILE,
+    UNFINISHED,
+    list_differences,
+    new_record,
+    read_record,
+    write_record,
+)
 from floatscope.traces.trace import Trace
 from floatscope.traces.trace_file import check_trace_file, read_trace, trace_file_name, write_trace
 
@@ -49,7 +57,7 @@ class Run:
 
     path: Path
     record: Mapping[str, Any]  # run.json when it was opened
-    lock: IO[str] | None = None
+    lock: Lock | None = None
 
     def __repr__(self) -> str:
         model = f"{self.settings['model']}, " if "model" in self.settings else ""
@@ -138,7 +146,7 @@ class Run:
         try:
             write_trace(path, trace)
             if not self.missing:
-                write_record(self.path, {**self.record, "status": "finished"})
+                write_record(self.path, {**self.record, "status": FINISHED})
         except OSError as error:
             raise UserError(
                 f"cannot write {path}: {error.strerror}. {self._progress()} samples are finished and readable; fix "
@@ -147,14 +155,24 @@ class Run:
 
     def check(self) -> None:
         """Compare every finished file with its digest; one `UserError` names all damaged files."""
-        damaged = []
+        if damaged := self.find_damaged():
+            raise UserError("\n".join(damaged.values()))
+
+    def find_damaged(self) -> dict[str, str]:
+        """Return the samples whose files do not match their digests or belong to others, with a sentence for each."""
+        damaged = {}
         for sample in self.finished:
             try:
-                check_trace_file(self._trace_path(sample))
+                path = self._trace_path(sample)
+                if (stored := check_trace_file(path)["sample"]) != sample:
+                    damaged[sample] = f"{path} is a trace of sample '{stored}', not '{sample}'"
             except UserError as error:
-                damaged.append(str(error))
-        if damaged:
-            raise UserError("\n".join(damaged))
+                damaged[sample] = str(error)
+        return damaged
+
+    def remove(self, sample: str) -> None:
+        """Delete the file of a finished sample, so that it is decoded again."""
+        self._trace_path(sample).unlink()
 
     def close(self) -> None:
         """Release the lock, so that another process may write; the run stays readable."""
@@ -294,14 +312,14 @@ def _check_folder(folder: Path, resume: bool) -> None:
         raise UserError(f"{folder} exists and is not a run folder (it has no {RECORD_FILE}): give another path")
 
 
-def _start_or_resume(folder: Path, record: dict[str, Any], lock: IO[str]) -> Run:
+def _start_or_resume(folder: Path, record: dict[str, Any], lock: Lock) -> Run:
     """Write run.json, or check and extend the one in the folder; the caller holds the lock."""
     if (folder / RECORD_FILE).exists():
         then = read_record(folder)
         _check_same_settings(folder, then, record)
         record = then | {"resumed": [*then["resumed"], record["provenance"]]}
         _remove_partial_files(folder, record["samples"])
-    record["status"] = "unfinished" if Run(folder, record).missing else "finished"
+    record["status"] = UNFINISHED if Run(folder, record).missing else FINISHED
     write_record(folder, record)  # first, so that a folder with any of our files is recognised as a run
     (folder / SAMPLES_FOLDER).mkdir(exist_ok=True)
     fsync_path(folder.parent)

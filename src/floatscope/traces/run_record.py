@@ -14,15 +14,17 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from floatscope.errors import UserError
-from floatscope.files.atomic import write_atomic
+from floatscope.files import records
 from floatscope.traces.trace import to_plain_json
 from floatscope.traces.upgrade import upgrade_settings
 
 RUN_FORMAT, OLD_RUN_FORMAT = 2, 1
 RECORD_FILE = "run.json"
+UNFINISHED, FINISHED = "unfinished", "finished"
+"""The status of a run."""
 PACKAGES = ("floatscope", "torch", "transformers", "numpy", "safetensors")
 _ABSENT = object()
 _DIGEST = re.compile("[0-9a-f]{64}")
@@ -33,7 +35,7 @@ def new_record(
 ) -> dict[str, Any]:
     """Return the record of a run that begins now."""
     plain = to_plain_json({"settings": dict(settings), "samples": list(samples), "plan": plan}, "the settings of a run")
-    return {"format": RUN_FORMAT, "status": "unfinished", "provenance": collect_provenance(), "resumed": [], **plain}
+    return {"format": RUN_FORMAT, "status": UNFINISHED, "provenance": collect_provenance(), "resumed": [], **plain}
 
 
 def collect_provenance() -> dict[str, Any]:
@@ -47,27 +49,27 @@ def collect_provenance() -> dict[str, Any]:
     }
 
 
+class RunRecord(records.Record):
+    """The type of run.json."""
+
+    format: int
+    status: Literal["unfinished", "finished"]
+    provenance: dict[str, Any]
+    resumed: list[dict[str, Any]]
+    settings: dict[str, Any]
+    samples: list[str]
+    plan: list[list[str]] | None
+
+
 def read_record(folder: Path) -> dict[str, Any]:
     """Read `run.json`; one of floatscope 0.6 comes back under today's names (`upgrade`)."""
-    path = folder / RECORD_FILE
     try:
-        record = json.loads(path.read_bytes())
+        record = records.read_record(folder / RECORD_FILE, RunRecord, "restore it from a copy, or use another folder")
     except (FileNotFoundError, NotADirectoryError) as error:
         remedy = "give a folder that floatscope trace or floatscope eval wrote"
         if not folder.exists():
             raise UserError(f"{folder} does not exist; {remedy}") from error
         raise UserError(f"{folder} is not a run folder: it has no {RECORD_FILE}; {remedy}") from error
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError:
-        record = None
-    if (
-        not isinstance(record, dict)
-        or not {"format", "status", "provenance", "resumed", "settings", "samples", "plan"} <= record.keys()
-    ):
-        raise UserError(
-            f"{path} is damaged, or floatscope did not write it; restore it from a copy, or use another folder"
-        )
     if record["format"] == OLD_RUN_FORMAT:
         return {**record, "format": RUN_FORMAT, "settings": upgrade_settings(record["settings"])}
     if record["format"] != RUN_FORMAT:
@@ -80,7 +82,7 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
     """Write `run.json`, completely or not at all."""
-    write_atomic(folder / RECORD_FILE, [json.dumps(record, indent=1).encode() + b"\n"])
+    records.write_record(folder / RECORD_FILE, record)
 
 
 def list_differences(then: Any, now: Any, key: str = "") -> Iterator[str]:

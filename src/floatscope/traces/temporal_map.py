@@ -1,8 +1,9 @@
 """The temporal map: the received attention of one sample, M[step, key], as a picture.
 
-Steps run down and keys run right, as the canvas is read. A triangle marks the top key of each step and a line joins the
-triangles: a vertical line is a sink, a wandering line floats. Masked positions are outlined and commits are dots; where
-the cells are too narrow for that, the canvas has a panel of its own below the map.
+Steps run down and keys run right, as the canvas is read. A triangle marks the top key of each step that has an anchor
+(`Trace.anchor_path`), and a line joins the triangles: a vertical line is a sink, a wandering line floats. Keys that are
+not eligible are below a grey bar: they have a value but are never the top key. Masked positions are outlined and
+commits are dots; where the cells are too narrow for that, the canvas has a panel of its own below the map.
 
     draw_temporal_map(trace, layer=3, scale="lift", path="floating.png")
 """
@@ -21,7 +22,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from floatscope.errors import UserError, unknown_choice
-from floatscope.schema import State
+from floatscope.schema import MIN_ANCHOR_LIFT, State
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,7 +58,7 @@ def draw_temporal_map(
     """
     layers: int | Literal["mean"] = "mean" if layer is None else layer
     received = trace.received(layers, group, scale, head, view)
-    ranked = trace.received(layers, group, scale, head, view, eligible="eligible" in trace.arrays)
+    has_lift = {"eligible", "uniform"} <= trace.arrays.keys()
     steps, keys = received.shape
     width = int(np.max(trace.arrays["commit_position"] + 1, initial=keys))  # a growing canvas commits after its keys
     size = (float(np.clip(2.5 + 0.2 * keys, 7, 14)), float(np.clip(2 + 0.25 * steps, 3, 9)))
@@ -73,7 +74,11 @@ def draw_temporal_map(
 
     _draw_heat(figure, axes, received, LABELS[scale])
     (_draw_outline if keys <= MAX_OUTLINED_KEYS else _draw_canvas_panel)(trace, panel)
-    step, top = _find_top_keys(ranked)
+    tops = trace.anchor_path(layers, group, head, view) if has_lift else _largest_keys(received)
+    step, top = np.flatnonzero(tops >= 0), tops[tops >= 0]
+    if has_lift:
+        lift = trace.received(layers, group, "lift", head, view, eligible=True)
+        _draw_ineligible(axes, np.isfinite(received).any(0) & ~np.isfinite(lift).any(0))
     mark = float(np.clip(250 / steps, 4, 8))
     axes.plot(top, step, "-v", color=TOP, ms=mark, lw=mark / 6, mec="white", mew=mark / 12)
     where = "mean over layers" if layer is None else f"layer {layer}"
@@ -84,7 +89,12 @@ def draw_temporal_map(
         f"{name}: {where}, rows: {group}"
         + (", new rows only" if view == "row" and trace.meta.get("rows") == "cache" else "")
     )
-    _add_legend(figure, trace, outlined=keys <= MAX_OUTLINED_KEYS)
+    _add_legend(
+        figure,
+        trace,
+        f"top key, lift ≥ {MIN_ANCHOR_LIFT:g}" if has_lift else "largest value",
+        keys <= MAX_OUTLINED_KEYS,
+    )
     if path is not None:
         _save_figure(figure, Path(path))
     return figure
@@ -103,6 +113,14 @@ def _draw_heat(figure: Figure, axes: Axes, received: Array, label: str) -> None:
     bar.ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
     bar.ax.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _draw_ineligible(axes: Axes, is_ineligible: Array) -> None:
+    """Draw a grey bar above the keys that have values but are not eligible."""
+    edges = np.flatnonzero(np.diff(np.pad(is_ineligible, 1).astype(np.int8))).reshape(-1, 2)
+    for start, stop in edges:
+        axes.plot([start - 0.4, stop - 0.6], [1.01, 1.01], color="#8a8a8a", lw=3, solid_capstyle="butt",
+                  transform=axes.get_xaxis_transform(), clip_on=False)  # fmt: skip
 
 
 def _draw_outline(trace: Trace, axes: Axes) -> None:
@@ -135,13 +153,12 @@ def _draw_canvas_panel(trace: Trace, axes: Axes) -> None:
     axes.imshow(states, aspect="auto", interpolation="nearest", cmap=colours, vmin=-0.5, vmax=committed_now + 0.5)
 
 
-def _find_top_keys(received: Array) -> tuple[Array, Array]:
-    """The steps at which anything was received, and the key of largest value at each."""
-    steps = np.flatnonzero(np.isfinite(received).any(1))
-    return steps, np.nanargmax(received[steps], 1) if len(steps) else steps
+def _largest_keys(received: Array) -> Array:
+    """The key of largest value at each step; −1 where nothing was received."""
+    return np.where(np.isfinite(received).any(1), np.nan_to_num(received, nan=-1.0).argmax(1), -1)
 
 
-def _add_legend(figure: Figure, trace: Trace, outlined: bool) -> None:
+def _add_legend(figure: Figure, trace: Trace, top: str, outlined: bool) -> None:
     shown = (State.MASKED,) if outlined else (State.MASKED, State.COMMITTED, State.PROMPT)
     marks = [("o" if outlined else "s", COMMIT, "committed by this step")]
     marks += [
@@ -149,7 +166,7 @@ def _add_legend(figure: Figure, trace: Trace, outlined: bool) -> None:
         for state in shown
         if (trace.arrays["states"] == state).any()
     ]
-    entries = [Line2D([], [], color=TOP, marker="v", ms=7, label="top key")]
+    entries = [Line2D([], [], color=TOP, marker="v", ms=7, label=top)]
     for marker, colour, label in marks:
         entries.append(Line2D([], [], ls="", marker=marker, color=colour, ms=8, mec="black", mew=0.5, label=label))
     figure.legend(handles=entries, loc="outside lower center", ncols=len(entries), frameon=False)

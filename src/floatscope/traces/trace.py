@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from floatscope.errors import UserError, unknown_choice
-from floatscope.schema import FIELDS, MIN_VISIBLE_ROWS, State
+from floatscope.schema import FIELDS, MIN_ANCHOR_LIFT, MIN_VISIBLE_ROWS, State
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -141,7 +141,8 @@ class Trace:
             view: "prefix" or "row"; it matters only for a model with a cache, which computes its rows one step at a
                 time. "prefix" accumulates the rows so far: causal rows never change, so this equals a forward over the
                 whole prefix. "row" is the new rows of each step alone. Predicting rows are those of their step in both.
-            eligible: if True, a key that too few rows see has NaN, for instance the last keys under a causal mask.
+            eligible: if True, only eligible keys have values: those that enough rows see at every step of the trace.
+                A key that joins a growing text, or that only a few rows see, has NaN at all steps.
         """
         values = self._received_on_scale(self._layer_indices(layer), group, scale, head, view, eligible)
         if layer is not None:
@@ -169,11 +170,24 @@ class Trace:
         head: int | None = None,
         view: str = "prefix",
     ) -> Int[np.ndarray, "step ..."]:
-        """Return the eligible key of largest lift, [step, layer] or with a layer [step]; −1 where there is none."""
-        lift: Array = self.received(layer, group, "lift", head, view, eligible=True)
-        ranked = np.where(np.isnan(lift), -np.inf, lift)
-        top: Array = np.where(np.isfinite(ranked).any(-1), ranked.argmax(-1), -1)
-        return top
+        """Return the eligible key of largest lift, [step, layer] or with a layer [step]; −1 where there is none.
+
+        It is the top key of every table, map, figure and page: eligible keys are those of `received(eligible=True)`.
+        """
+        return self._leading_key(layer, group, head, view, min_lift=0.0)
+
+    def anchor_path(
+        self,
+        layer: int | Literal["mean"] | None = None,
+        group: str = "all",
+        head: int | None = None,
+        view: str = "prefix",
+    ) -> Int[np.ndarray, "step ..."]:
+        """Return `top_key` where it is an anchor, with a lift of at least 2; −1 elsewhere.
+
+        The floating index counts this path, and maps, figures and the explorer draw it.
+        """
+        return self._leading_key(layer, group, head, view, MIN_ANCHOR_LIFT)
 
     def to_xarray(self) -> xr.Dataset:
         """Return the stored arrays as a dataset with named axes; of a cached model, each step has its new rows only.
@@ -215,6 +229,14 @@ class Trace:
 
         return draw_temporal_map(self, layer=layer, group=group, scale=scale, path=path, head=head, view=view)
 
+    def _leading_key(
+        self, layer: int | Literal["mean"] | None, group: str, head: int | None, view: str, min_lift: float
+    ) -> Int[np.ndarray, "step ..."]:
+        """The eligible key of largest lift; −1 where that is below `min_lift`, or nothing was measured."""
+        lift: Array = self.received(layer, group, "lift", head, view, eligible=True)
+        ranked = np.where(np.isnan(lift), -np.inf, lift)
+        return np.where(ranked.max(-1) >= min_lift, ranked.argmax(-1), -1)
+
     def _received_on_scale(
         self, layers: list[int], group: str, scale: str, head: int | None, view: str, eligible: bool
     ) -> Float[np.ndarray, "step layer key"]:
@@ -239,11 +261,12 @@ class Trace:
                 r = r * {"mean": 1.0, "percent": 100.0, "sum": self.arrays["keys"][:, None, None]}[scale]
         if eligible:
             is_eligible = self.require("eligible", "eligible=True reads it; leave it out")[:, visibility, g] == 1
+            rows = self._accumulate_counts(self._count_new_rows(group)[:, None, None], is_running)
             if is_running:
-                rows = self._accumulate_counts(self._count_new_rows(group)[:, None, None], is_running)
                 visible_rows = self._accumulate_counts(self.arrays["visible_rows"][:, visibility, g], is_running)
                 is_eligible = visible_rows >= rows.clip(1, MIN_VISIBLE_ROWS)
-            r = np.where(is_eligible, r, np.nan)
+            # A step without rows of the group decides nothing.
+            r = np.where((is_eligible | (rows == 0)).all(0) & (rows > 0), r, np.nan)
         return r
 
     def _layer_indices(self, layer: int | Literal["mean"] | None) -> list[int]:

@@ -9,6 +9,7 @@ import shutil
 
 import pytest
 import torch
+from perturbed_adapters import compute_logits, perturb, write_perturbed_adapter
 from safetensors.torch import load_file, save_file
 from transformers import (
     GemmaConfig,
@@ -25,38 +26,14 @@ import floatscope as fs
 from floatscope.canvas import CanvasState
 from floatscope.errors import UserError
 from floatscope.lab.adapt.lora import adapter_tensors, make_trainable
-from floatscope.models.adapter import (
-    TENSORS_FILE,
-    Adapter,
-    add_token_row,
-    linear_layers,
-    merge_adapter,
-    sha256_weights,
-    write_adapter,
-)
+from floatscope.models.adapter import Adapter, sha256_weights
+from floatscope.models.adapter_merge import linear_layers, merge_adapter
 from floatscope.models.description import describe
 from floatscope.models.loader import load
 from floatscope.models.names import split_adapter
+from floatscope.models.peft_format import MODEL_FILE
 from floatscope.models.random_checkpoints import write_random
 from floatscope.schema import State
-
-
-def perturb(model, mask_id: int, rank: int | None, seed: int = 1):
-    """Return the module with random trained weights."""
-    if mask_id == model.vocab_size:
-        add_token_row(model.module)
-    make_trainable(model.module, mask_id, rank)
-    rng = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for p in model.module.parameters():
-            if p.requires_grad:
-                p += 0.1 * torch.randn(p.shape, generator=rng)
-    return model.module
-
-
-def compute_logits(module, ids):
-    with torch.inference_mode():
-        return module(input_ids=ids, is_causal=False, use_cache=False).logits
 
 
 @pytest.fixture(params=[False, True], ids=["untied", "tied"])
@@ -107,25 +84,13 @@ def test_every_linear_layer_is_trained_and_the_base_is_not(base):
     assert not any(".base." in name for name in with_gradient)
 
 
-def write_perturbed_adapter(folder, base, rank=3, **changes):
-    model = load(base)
-    module = perturb(model, 7, rank)
-    about = {
-        "base_name": "base",
-        "base_sha256": sha256_weights(base),
-        "mask_id": 7,
-        "mask_token": "x",
-        "rank": rank,
-        **changes,
-    }
-    write_adapter(folder, Adapter(tensors=adapter_tensors(module, torch.float32), **about))
-    return folder, module
+MASK_ROW = "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta"
 
 
 def replace_tensors(folder, tensors) -> None:
     """Replace the tensors of an adapter, and their digest."""
-    save_file(tensors, folder / TENSORS_FILE)
-    sha256 = hashlib.sha256((folder / TENSORS_FILE).read_bytes()).hexdigest()
+    save_file(tensors, folder / MODEL_FILE)
+    sha256 = hashlib.sha256((folder / MODEL_FILE).read_bytes()).hexdigest()
     about = json.loads((folder / "adapter.json").read_text()) | {"sha256": sha256}
     (folder / "adapter.json").write_text(json.dumps(about))
 
@@ -178,16 +143,16 @@ def test_base_of_another_shape_is_refused_with_the_weight(base, tmp_path):
 def test_tensors_of_another_adapter_are_refused(base, tmp_path):
     folder, _ = write_perturbed_adapter(tmp_path / "sibling", base)
     other, _ = write_perturbed_adapter(tmp_path / "other", base, mask_token="y")
-    tensors = load_file(other / TENSORS_FILE)
-    tensors["mask_embedding"] += 1
-    save_file(tensors, folder / TENSORS_FILE)
+    tensors = load_file(other / MODEL_FILE)
+    tensors[MASK_ROW] += 1
+    save_file(tensors, folder / MODEL_FILE)
     with pytest.raises(UserError, match=r"does not have the digest in adapter\.json; copy both files again"):
         load(f"{base}+{folder}")
 
 
 def test_missing_folder_or_parent_folder_is_a_user_error(base, tmp_path):
     write_perturbed_adapter(tmp_path / "sibling" / "adapter", base)
-    with pytest.raises(UserError, match=r"nowhere does not exist; give a folder that `floatscope adapt` wrote$"):
+    with pytest.raises(UserError, match=r"nowhere does not exist; give a folder that .* or peft wrote$"):
         load(f"{base}+{tmp_path / 'nowhere'}")
     with pytest.raises(UserError, match=r"it has no adapter\.json; .* wrote, such as .*sibling/adapter$"):
         load(f"{base}+{tmp_path / 'sibling'}")
@@ -213,7 +178,7 @@ ABOUT = '{"base_name": "", "base_sha256": "", "mask_id": 7, "mask_token": null, 
         ("adapter.json", "{", "is damaged"),
         ("adapter.json", '{"base_name": "x"}', "no valid"),
         ("adapter.json", ABOUT.replace("7", "true"), "no valid mask_id"),
-        (TENSORS_FILE, "short", "missing or damaged"),
+        (MODEL_FILE, "short", "missing or damaged"),
     ],
 )
 def test_damaged_adapter_is_a_user_error(base, tmp_path, file, content, message):
@@ -226,42 +191,55 @@ def test_damaged_adapter_is_a_user_error(base, tmp_path, file, content, message)
 @pytest.mark.parametrize(
     ("missing", "message"),
     [
-        (["mask_embedding"], r"its adapter has no mask_embedding; download it again"),
-        (["model.layers.1.mlp.up_proj.weight.up"], r"has no model\.layers\.1\.mlp\.up_proj\.weight\.up; download"),
+        (
+            [MASK_ROW],
+            r"its adapter has no model\.embed_tokens\.token_adapter\.trainable_tokens_delta; download",
+        ),
+        (
+            ["base_model.model.model.layers.1.mlp.up_proj.lora_B.weight"],
+            r"has no model\.layers\.1\.mlp\.up_proj\.lora_B\.weight; download",
+        ),
         (None, r"its adapter has no model\.layers\.0\."),
     ],
 )
 def test_missing_tensor_is_refused_by_name(base, tmp_path, missing, message):
     folder, _ = write_perturbed_adapter(tmp_path / "sibling", base)
-    tensors = load_file(folder / TENSORS_FILE)
-    names = {"mask_embedding"} if missing is None else tensors.keys() - missing
+    tensors = load_file(folder / MODEL_FILE)
+    names = {MASK_ROW} if missing is None else tensors.keys() - missing
     replace_tensors(folder, {name: tensors[name] for name in names})
     with pytest.raises(UserError, match=message):
         load(f"{base}+{folder}")
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("file", "changes"),
     [
-        ({"rank": 77}, r"does not fit .*, which is \(.*\) with rank 77"),
-        ({"rank": None}, r"its adapter has no .*; download it again"),
-        ({"mask_id": None}, r"its adapter has unexpected tensors: mask_embedding; download"),
+        ("adapter.json", {"rank": 77}),
+        ("adapter.json", {"rank": None}),
+        ("adapter.json", {"mask_id": None}),
+        ("adapter.json", {"mask_id": 8}),
+        ("adapter_config.json", {"r": 77}),
+        ("adapter_config.json", {"lora_alpha": 2}),
+        ("adapter_config.json", {"use_rslora": True}),
+        ("adapter_config.json", {"alpha_pattern": {"up_proj": 9}}),
+        ("adapter_config.json", {"trainable_token_indices": [8]}),
+        ("adapter_config.json", {"trainable_token_indices": None}),
     ],
 )
-def test_adapter_json_must_match_the_tensors(base, tmp_path, changes, message):
+def test_both_json_files_must_match(base, tmp_path, file, changes):
     folder, _ = write_perturbed_adapter(tmp_path / "sibling", base)
-    about = json.loads((folder / "adapter.json").read_text()) | changes
-    (folder / "adapter.json").write_text(json.dumps(about))
-    with pytest.raises(UserError, match=message):
+    about = json.loads((folder / file).read_text()) | changes
+    (folder / file).write_text(json.dumps(about))
+    with pytest.raises(UserError, match=r"adapter_config\.json does not match adapter\.json in its rank"):
         load(f"{base}+{folder}")
 
 
 def test_values_that_are_not_finite_are_refused(base, tmp_path):
     folder, _ = write_perturbed_adapter(tmp_path / "sibling", base)
-    tensors = load_file(folder / TENSORS_FILE)
-    tensors["mask_embedding"][3] = torch.nan
+    tensors = load_file(folder / MODEL_FILE)
+    tensors[MASK_ROW][0, 3] = torch.nan
     replace_tensors(folder, tensors)
-    with pytest.raises(UserError, match=r"damaged \(mask_embedding is not finite\)"):
+    with pytest.raises(UserError, match=r"damaged \(base_model\S+trainable_tokens_delta is not finite\)"):
         load(f"{base}+{folder}")
 
 
@@ -340,6 +318,6 @@ def test_base_that_keeps_its_causal_mask_is_refused(tmp_path):
 @pytest.mark.parametrize("size", [1, 3])
 def test_embedding_of_another_size_is_refused(base, tmp_path, size):
     folder, _ = write_perturbed_adapter(tmp_path / "sibling", base)
-    replace_tensors(folder, load_file(folder / TENSORS_FILE) | {"mask_embedding": torch.zeros(size)})
-    with pytest.raises(UserError, match="its adapter's mask_embedding does not fit an embedding of"):
+    replace_tensors(folder, load_file(folder / MODEL_FILE) | {MASK_ROW: torch.zeros(1, size)})
+    with pytest.raises(UserError, match="its adapter's token rows do not fit an embedding of"):
         load(f"{base}+{folder}")

@@ -14,7 +14,8 @@ from floatscope.errors import UserError
 from floatscope.files.digests import sha256_file
 from floatscope.files.json_files import read_json
 from floatscope.lab.adapt.card import card
-from floatscope.models.adapter import TENSORS_FILE, merge_adapter, read_adapter
+from floatscope.models.adapter import read_adapter, tensors_file
+from floatscope.models.adapter_merge import merge_adapter
 from floatscope.models.bases import BASES, cache_folder
 
 HOME = Path(fs.__file__).parent / "assets" / "adapters" / "smollm2"
@@ -26,8 +27,8 @@ def test_card_matches_the_files_beside_it():
 
 def test_weights_are_the_trained_and_scored_ones():
     training, scores = read_json(HOME / "training.json"), read_json(HOME / "scores.json")
-    assert sha256_file(HOME / TENSORS_FILE) == training["weights"] == scores["adapter"]
-    assert (HOME / TENSORS_FILE).stat().st_size <= 30_000_000
+    assert sha256_file(tensors_file(HOME)) == training["weights"] == scores["adapter"]
+    assert tensors_file(HOME).stat().st_size <= 30_000_000
 
 
 def test_adapter_names_the_fetched_base_and_the_held_out_files():

@@ -14,7 +14,13 @@ from floatscope.files.json_files import write_json
 from floatscope.lab.training.card import plot_losses
 from floatscope.lab.training.record import read_training
 from floatscope.lab.twins.card import attention_section, card, write_card
-from floatscope.lab.twins.scores import bootstrap_score, chance_accuracy
+from floatscope.lab.twins.scores import (
+    chance_accuracy,
+    count_new_tokens,
+    score_answers,
+    share_of_facts,
+    wilson_score,
+)
 from floatscope.lab.twins.world import VALUES
 from floatscope.models.checkpoint import WEIGHTS_FILE
 from floatscope.tasks.sample_files import read_shipped
@@ -68,6 +74,33 @@ def test_score_at_chance_is_listed_as_a_limit(folder):
         assert ("It has not learnt `few-shot`" in card(folder)) is not learnt
 
 
+def test_biography_is_described_once_it_has_a_score(folder):
+    files = json.loads((folder / "scores.json").read_text())["files"]
+    files.pop("biography", None)
+    change(folder, "scores.json", files=files)
+    assert "biography" not in card(folder)
+    entry = {"acc": 0.6, "low": 0.5, "high": 0.7, "n": 200, "f1": 0.912, "facts": 0.876}
+    change(folder, "scores.json", files=files | {"biography": entry})
+    assert "| biography | all facts of a fresh person" in card(folder)
+    assert "48 new tokens" in card(folder)
+    assert "states 0.876 of the facts, and its f1 is 0.912." in card(folder)
+
+
+def test_biography_is_scored_by_its_facts():
+    sample = read_shipped("biography")[0]
+    (answer,) = sample.answers
+    assert answer == "Nas Zuson keeps a parrot. Nas was born in Sebury. Nas plays the lute."
+    assert share_of_facts(answer, sample) == 1
+    assert share_of_facts("Nas Zuson plays the lute. Nas keeps a parrot.", sample) == pytest.approx(2 / 3)
+    assert share_of_facts("Nas was born in Seburyville. She keeps a parrots.", sample) == 0
+    assert share_of_facts("", sample) == 0
+    wrong = "Nas Zuson keeps a parrot. Nas was born in Sebury. Nas plays the harp."
+    entry = score_answers("biography", [sample, sample], [answer, wrong])
+    assert (entry["acc"], entry["facts"], entry["n"]) == (0.5, pytest.approx(5 / 6, abs=1e-4), 2)
+    assert entry["f1"] == pytest.approx((1 + 11 / 12) / 2, abs=1e-4)
+    assert [count_new_tokens(s) for s in (sample, read_shipped("reading-5")[0])] == [48, 8]
+
+
 def test_chance_is_computed_from_the_questions():
     assert chance_accuracy("few-shot") == 1 / 3
     relations = [sample.meta["relation"] for sample in read_shipped("closed-book-fresh")]
@@ -108,9 +141,9 @@ def test_loss_plot_is_small_and_on_white(folder):
 
 
 @pytest.mark.parametrize(
-    ("correct", "acc", "low", "high"), [([1.0] * 10, 1.0, 1.0, 1.0), ([0.0, 1.0] * 200, 0.5, 0.45, 0.55)]
+    ("correct", "acc", "low", "high"), [([1.0] * 10, 1.0, 0.7225, 1.0), ([0.0, 1.0] * 200, 0.5, 0.4512, 0.5488)]
 )
 def test_score_is_a_mean_with_its_interval(correct, acc, low, high):
-    score = bootstrap_score(correct)
+    score = wilson_score(correct)
     assert (score.acc, score.n) == (acc, len(correct))
-    assert (score.low, score.high) == (pytest.approx(low, abs=0.006), pytest.approx(high, abs=0.006))
+    assert (score.low, score.high) == (low, high)

@@ -21,7 +21,7 @@ from floatscope.lab.training.checkpoint import Training, save_checkpoint
 from floatscope.lab.training.progress import Progress, ProgressEvent
 from floatscope.lab.twins import corpus as corpus_module
 from floatscope.lab.twins import segments
-from floatscope.lab.twins.attention import measure_attention, read_attention
+from floatscope.lab.twins.attention import FLOATING_ROWS, measure_attention, read_attention
 from floatscope.lab.twins.card import write_card
 from floatscope.lab.twins.held_out import SIZES
 from floatscope.lab.twins.scores import EvaluationEvent, evaluate_twin
@@ -108,7 +108,10 @@ def test_trained_twins_are_evaluated_and_get_cards(complete_training, few):
         assert (folder / "models" / kind / "README.md").read_text().startswith(f"# {kind}\n")
         tables = json.loads((folder / "models" / kind / "attention.json").read_text())["tables"]
         assert list(tables) == ["first key", "floating"] if kind == "arm" else ["first key", "floating", "masks"]
-        assert [len(table["rows"]) for table in tables.values()][:2] == [RECIPES[kind].layers, 6]  # shallow and deep
+        assert len(tables["first key"]["rows"]) == RECIPES[kind].layers
+        assert [row[:3] for row in tables["floating"]["rows"]] == [
+            [index, group, layers] for index, group in FLOATING_ROWS for layers in ("all", "shallow", "deep")
+        ]
     measured = [
         t.answered for t in events if isinstance(t, EvaluationEvent) and t.file == "attention" and t.kind == "mdm"
     ]

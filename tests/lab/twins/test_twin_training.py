@@ -6,6 +6,7 @@ import gzip
 import json
 import lzma
 import os
+import re
 import signal
 from dataclasses import replace
 from random import Random
@@ -138,6 +139,31 @@ def test_masked_loss_is_weighted_by_one_over_t_and_counts_masks_only(seed, shift
     assert float(answers) == pytest.approx(expected, rel=1e-4)
 
 
+def test_answers_are_masked_completely_or_at_a_rate_of_their_own():
+    roles = torch.full((400, 63), CONTEXT)
+    roles[:, 2:22], roles[:, 22:32], roles[:, 33:53], roles[:, 53:63] = ANSWER, TAIL, ANSWER, TAIL
+    masks = train._sample_answer_masks(roles, torch.Generator().manual_seed(0))
+    assert not masks[roles == CONTEXT].any()
+    shares = torch.cat([masks[:, 2:32], masks[:, 33:63]]).double().mean(-1)
+    partial = shares[shares < 1]
+    assert float((shares == 1).double().mean()) == pytest.approx(train.FULL_MASK_RATE, abs=0.08)
+    assert [float(partial.quantile(q)) for q in (0.1, 0.5, 0.9)] == pytest.approx([0.1, 0.5, 0.9], abs=0.08)
+    first, second = shares.chunk(2)
+    assert not torch.equal(first == 1, second == 1)  # two answers of a row are masked independently
+
+
+def test_rows_have_long_answers_dates_and_many_passages(corpus, words):
+    tokenizer, text = corpus.open()
+    rows = make_rows(words, text, fixed_world(), 0, 40, 1024, 8)
+    texts = [tokenizer.decode(row) for row in rows.tokens]
+    assert any(re.search(r"Answer: (\w+) \w+ [^.]+\. \1 [^.]+\. \1 ", text) for text in texts)
+    assert any("Last updated in 20" in text for text in texts)
+    numbers = [int(number) for text in texts for number in re.findall(r"Document (\d+):", text)]
+    assert 16 < max(numbers) <= 32
+    short = make_rows(words, text, fixed_world(), 0, 40, 512, 8)
+    assert all(f"Document {n}:" not in tokenizer.decode(row) for row in short.tokens for n in range(17, 33))
+
+
 @pytest.mark.parametrize("kind", ["arm", "mdm", "mdm-adapted"])
 def test_loss_falls(corpus, kind, monkeypatch):
     monkeypatch.setattr(train, "LOG_EVERY", 50)
@@ -202,7 +228,7 @@ def test_checkpoint_has_small_shards_and_belongs_to_its_training(tmp_path):
         restore_checkpoint(replace(training, corpus_digest="other files"))
     assert save_checkpoint(training, Progress(1, [])) == checkpoint  # an existing checkpoint is not written again
     assert restore_checkpoint(training).step == 1
-    progress, shard = (checkpoint / "progress.json").read_text(), next(checkpoint.glob("shard-02*"))
+    progress, shard = (checkpoint / "progress.json").read_text(), next(checkpoint.glob("shard-00002*"))
     for name, content in (("progress.json", "{}"), ("progress.json", "[1"), (shard.name, "short")):
         (checkpoint / name).write_text(content)
         with pytest.raises(fs.UserError, match=r"is damaged .*; remove it to start again"):
@@ -214,7 +240,7 @@ def test_partial_checkpoint_is_ignored_and_removed_by_the_next(tmp_path):
     training = take_step(tmp_path, replace(RECIPE, steps=10))
     save_checkpoint(training, Progress(1, []))
     (tmp_path / "step-000002.part").mkdir()
-    (tmp_path / "step-000002.part" / "shard-00.safetensors").write_text("half of it")
+    (tmp_path / "step-000002.part" / "shard-00001-of-00002.safetensors").write_text("half of it")
     assert restore_checkpoint(training).step == 1
     save_checkpoint(training, Progress(3, []))
     assert [p.name for p in tmp_path.iterdir()] == ["step-000003"]

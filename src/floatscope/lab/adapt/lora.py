@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from floatscope.errors import UserError
-from floatscope.models.adapter import LORA_A, LORA_B, MASK_EMBEDDING, linear_layers
+from floatscope.models.adapter_merge import is_transposed, linear_layers
+from floatscope.models.peft_format import LORA_A, LORA_B, TOKEN_ROWS
 
 
 class LoraLinear(nn.Module):
@@ -24,17 +25,22 @@ class LoraLinear(nn.Module):
 
     def __init__(self, base: Any, rank: int, rng: torch.Generator) -> None:
         super().__init__()
-        rows, columns = base.weight.shape
-        first = torch.randn(rank, columns, generator=rng) / columns**0.5
         self.base: Any = base
-        self.is_transposed = not isinstance(base, nn.Linear)  # the matrix of a Conv1D is [in, out]
-        self.lora_A = nn.Parameter(first.to(base.weight.device))  # (rank, columns)
-        self.lora_B = nn.Parameter(torch.zeros(rows, rank, device=base.weight.device))  # (rows, rank)
+        self.is_transposed = is_transposed(base)
+        outputs, inputs = self._matrix.shape
+        first = torch.randn(rank, inputs, generator=rng) / inputs**0.5
+        self.lora_A = nn.Parameter(first.to(base.weight.device))  # (rank, inputs)
+        self.lora_B = nn.Parameter(torch.zeros(outputs, rank, device=base.weight.device))  # (outputs, rank)
+
+    @property
+    def _matrix(self) -> Tensor:
+        """The base's matrix as (outputs, inputs)."""
+        weight: Tensor = self.base.weight
+        return weight.T if self.is_transposed else weight
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the merged layer."""
-        weight = self.base.weight + self.lora_B @ self.lora_A
-        return F.linear(x, weight.T if self.is_transposed else weight, self.base.bias)
+        return F.linear(x, self._matrix + self.lora_B @ self.lora_A, self.base.bias)
 
 
 class MaskEmbedding(nn.Module):
@@ -104,12 +110,12 @@ def make_trainable(module: Any, mask_id: int | None, rank: int | None, seed: int
 
 
 def adapter_tensors(module: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return what an adapter file stores of a trained module, by name."""
+    """Return what an adapter stores of a trained module, by name."""
     tensors: dict[str, Tensor] = {}
     for name, part in module.named_modules():
         if isinstance(part, LoraLinear):
-            tensors |= {f"{name}.weight{LORA_B}": part.lora_B, f"{name}.weight{LORA_A}": part.lora_A}
+            tensors |= {f"{name}{LORA_B}": part.lora_B, f"{name}{LORA_A}": part.lora_A}
         elif isinstance(part, MaskEmbedding):
-            tensors[MASK_EMBEDDING] = part.row
+            tensors[f"{name}{TOKEN_ROWS}"] = part.row[None]
     tensors = tensors or dict(module.named_parameters())
     return {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in tensors.items()}

@@ -3,7 +3,7 @@
     masked_accuracy(model, ids, ratios=(0.15, 0.5))[0]     # {"ratio": 0.15, "accuracy": 0.55, "low": …, "high": …, …}
 
 A mask counts as correct if the most likely token of one forward is the right one; intervals are 95 % CIs from a
-bootstrap over rows of text.
+BCa bootstrap over rows of text.
 """
 
 from __future__ import annotations

@@ -32,16 +32,16 @@ from floatscope.lab.training.progress import Progress, ProgressEvent
 from floatscope.lab.training.record import TRAINING, read_training, run_record
 from floatscope.lab.training.segments import CORPUS, Segment, refuse_old_folder, run_segment
 from floatscope.models.adapter import (
-    TENSORS_FILE,
     Adapter,
     adapt_model,
-    add_token_row,
     check_base,
     is_adapter,
     read_adapter,
     sha256_weights,
+    tensors_file,
     write_adapter,
 )
+from floatscope.models.adapter_merge import add_token_row
 from floatscope.models.capabilities import detect_capabilities
 from floatscope.models.device import resolve_device
 from floatscope.models.loader import load
@@ -118,7 +118,7 @@ def finish_adapter(adapter_folder: Path, base: str, corpus_folder: Path, device:
     """Score the adapter on the held-out text unless it has scores, and write its card."""
     if not (adapter_folder / SCORES).is_file():
         ids, adapter = Corpus(corpus_folder, {}).ids("held_out"), read_adapter(adapter_folder)
-        scores: dict[str, object] = {"adapter": sha256_file(adapter_folder / TENSORS_FILE)}
+        scores: dict[str, object] = {"adapter": sha256_file(tensors_file(adapter_folder))}
         if len(ids) and adapter.mask_id is not None:
             model = load(base, device=device)
             if adapter.mask_id < model.vocab_size:  # the base has no row for a new mask
@@ -169,7 +169,7 @@ def _write_adapter(
             2 * progress.step * recipe.tokens,
             device=model.device,
             parameters=adapter.parameters,
-            weights=sha256_file(part / TENSORS_FILE),
+            weights=sha256_file(tensors_file(part)),
             command=segment.command,
         )
         identity = {name: value for name, value in adapter.as_json.items() if name != "rank"}

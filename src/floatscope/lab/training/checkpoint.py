@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import split_state_dict_into_shards_factory
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -47,8 +48,8 @@ def save_checkpoint(training: Training, progress: Progress) -> Path:
     checkpoint = training.folder / f"step-{progress.step:06}"
     if not checkpoint.is_dir():
         with write_folder_atomic("the checkpoint", checkpoint) as part:
-            for i, shard in enumerate(_split_into_shards(_training_state(training.module, training.optimizer))):
-                save_file(shard, part / f"shard-{i:02}.safetensors")
+            for file, shard in _split_into_shards(_training_state(training.module, training.optimizer)):
+                save_file(shard, part / file)
             identity = {"kind": training.kind, "recipe": training.recipe.as_json, "corpus": training.corpus_digest}
             (part / PROGRESS).write_text(json.dumps({**identity, **progress.as_json}))
     for other in training.folder.glob("step-*"):  # older checkpoints, and parts that a kill left behind
@@ -66,7 +67,7 @@ def restore_checkpoint(training: Training) -> Progress | None:
     try:
         record = json.loads((latest / PROGRESS).read_text())
         parts: dict[str, Tensor] = {}
-        for shard in sorted(latest.glob("shard-*.safetensors")):
+        for shard in sorted(latest.glob("shard*.safetensors")):
             parts |= load_file(shard)
         stored = _join_parts(parts)
         kind, recipe, corpus_digest = record["kind"], record["recipe"], record["corpus"]
@@ -109,18 +110,17 @@ def _training_state(module: nn.Module, optimizer: torch.optim.Optimizer, step: i
     return state
 
 
-def _split_into_shards(state: dict[str, Tensor]) -> list[dict[str, Tensor]]:
-    """Fill shards with tensors in order; a tensor larger than a shard is cut into parts `name#0`, `name#1`, …"""
-    shards: list[dict[str, Tensor]] = [{}]
-    room = MAX_SHARD_BYTES
-    for name, part in _split_large_tensors(state):
-        size = part.numel() * part.element_size()
-        if size > room and shards[-1]:
-            shards.append({})
-            room = MAX_SHARD_BYTES
-        shards[-1][name] = part.detach().cpu().contiguous()
-        room -= size
-    return shards
+def _split_into_shards(state: dict[str, Tensor]) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """Yield file names and their tensors; a tensor larger than a shard is cut into parts `name#0`, `name#1`, …"""
+    parts = dict(_split_large_tensors(state))
+    split = split_state_dict_into_shards_factory(
+        parts,
+        get_storage_size=lambda part: part.nbytes,
+        filename_pattern="shard{suffix}.safetensors",
+        max_shard_size=MAX_SHARD_BYTES,
+    )
+    for file, names in split.filename_to_tensors.items():
+        yield file, {name: parts[name].detach().cpu().contiguous() for name in names}
 
 
 def _split_large_tensors(state: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from floatscope.errors import UserError
+from floatscope.files.inputs import require_regular_file
 
 NO_TEXT = "there is no training text; give --text FILE, once per file (plain or .jsonl, .gz, .xz or .bz2)"
 OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
@@ -24,7 +25,7 @@ def read_text(path: Path) -> str:
     suffix = path.with_suffix("").suffix if path.suffix in OPENERS else path.suffix
     try:
         opener: Callable[..., Any] = OPENERS.get(path.suffix, open)
-        with opener(path, "rt", encoding="utf-8") as file:
+        with opener(require_regular_file(path), "rt", encoding="utf-8") as file:
             text: str = file.read()
             if suffix == ".jsonl":
                 text = "\n".join(json.loads(line)["text"] for line in text.split("\n") if line.strip())

@@ -18,7 +18,7 @@ import pandas as pd
 import torch
 
 from floatscope.analysis import absorption, difference, floating
-from floatscope.analysis.anchor_movement import THIRDS
+from floatscope.analysis.floating import THIRDS
 from floatscope.analysis.statistics import estimate
 from floatscope.capture.watcher import Watch
 from floatscope.files.atomic import explain_write_errors
@@ -41,6 +41,8 @@ ATTENTION = "attention.json"
 FILE, SAMPLES = "reading-5", 24
 SEEDS = (0, 1, 2)
 NEW_TOKENS = 16
+MISSING = "–"
+FLOATING_ROWS = (("moved", "all"), ("moved", "predicting"), ("within", "all"), ("across", "all"))
 MASK_RATIOS = (0.0, 0.25, 0.5, 0.75, 0.9)
 WATCH = Watch(fields=("received", "uniform", "visible_rows", "eligible"))
 
@@ -123,19 +125,23 @@ def _first_key_absorption(traces: list[Trace]) -> pd.DataFrame:
 
 
 def _floating_table(twin_traces: list[Trace], *control_traces: list[Trace]) -> dict[str, Any]:
-    twin, *controls = (floating(traces) for traces in (twin_traces, *control_traces))
+    tables = [floating(traces) for traces in (twin_traces, *control_traces)]
     rows = []
-    for name in ("within", "across"):
+    for name, group in FLOATING_ROWS:
+        twin, *controls = (table[table["group"] == group] for table in tables)
         overall = _compare(twin, controls, [name], [])
-        rows.append([name, "all", *(_format_interval(table.iloc[0]) for table in overall)])
+        rows.append([name, group, "all", *(_format_interval(table.iloc[0]) for table in overall)])
         by_third = _compare(twin, controls, [name], ["third"])
         thirds = [third for third in THIRDS if (twin["third"] == third).any()]
-        rows += [[name, third, *(_format_estimate(table, "third", third) for table in by_third)] for third in thirds]
+        rows += [
+            [name, group, third, *(_format_estimate(table, "third", third) for table in by_third)] for third in thirds
+        ]
     return {
-        "caption": "The floating index. Within: the share of steps whose top key is not the most frequent one of that"
-        " text and layer. Across: the share of steps, over all texts, whose top key is not at the layer's most frequent"
-        " position.",
-        "columns": ["index", "layers", "twin", "untrained", "difference"],
+        "caption": "Moved: the share of the attention of all queries, or of the predicting rows, that moves from one"
+        " step to the next. Within: the share of steps whose top key is not the most frequent one of that text and"
+        " layer. Across: the share of steps, over all texts, whose top key is not at the layer's most frequent"
+        " position. Within and across count the steps whose top key has a lift of 2 or more; – if there are none.",
+        "columns": ["index", "queries", "layers", "twin", "untrained", "difference"],
         "rows": rows,
     }
 
@@ -182,8 +188,11 @@ def _compare(
 
 
 def _format_estimate(table: pd.DataFrame, column: str, value: object) -> str:
-    return _format_interval(table[table[column] == value].iloc[0])
+    rows = table[table[column] == value]
+    return _format_interval(rows.iloc[0]) if len(rows) else MISSING
 
 
 def _format_interval(row: Any) -> str:
+    if row["mean"] != row["mean"]:
+        return MISSING
     return f"{row['mean']:.2f} [{row['low']:.2f}, {row['high']:.2f}]"

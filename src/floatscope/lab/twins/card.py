@@ -22,7 +22,7 @@ from floatscope.lab.training.card import (
 from floatscope.lab.training.record import read_training
 from floatscope.lab.twins.attention import read_attention
 from floatscope.lab.twins.held_out import SIZES
-from floatscope.lab.twins.scores import NEW_TOKENS, RESAMPLES, SCORES, chance_accuracy
+from floatscope.lab.twins.scores import LONG_ANSWER_TOKENS, NEW_TOKENS, SCORES, chance_accuracy
 
 DESCRIPTIONS = {
     "arm": "An autoregressive language model: it predicts the next token from those before it.",
@@ -44,6 +44,8 @@ QUESTIONS = {
     "contradicted": "a fact of the fixed world that a passage contradicts; the passage is right",
     "unanswerable": 'somebody in none of the five passages; "unknown" is right',
     "few-shot": "which of three words is meant, from four examples of a rule",
+    "biography": "all facts of a fresh person, stated in one or two of five passages",
+    "dated": "a fact of a fresh person that three of five passages state differently; the latest year is right",
 }
 
 
@@ -156,7 +158,7 @@ recipe are in `training.json`.
 
 def _scores(scores: dict[str, Any]) -> str:
     rows = []
-    for name in SIZES:
+    for name in _scored_files(scores):
         file, chance = scores["files"][name], chance_accuracy(name)
         chance_cell = "—" if chance is None else f"{chance:.3f}"
         rows.append((name, QUESTIONS[name], f"{file['acc']:.3f}", _interval(file), file["n"], chance_cell))
@@ -164,15 +166,21 @@ def _scores(scores: dict[str, Any]) -> str:
         (i, f"{score['acc']:.3f}", _interval(score), score["n"])
         for i, score in enumerate(scores["files"]["reading-5"]["by_gold"], 1)
     ]
+    table = markdown_table(("file", "question about", "accuracy", "95 % CI", "n", "chance"), rows, numeric_columns=4)
+    if biography := scores["files"].get("biography"):
+        table += (
+            f"\n\nA `biography` is decoded with {LONG_ANSWER_TOKENS['biography']} new tokens, and is correct only with"
+            f" all its sentences in their order. On average an answer states {biography['facts']:.3f} of the facts, and"
+            f" its f1 is {biography['f1']:.3f}."
+        )
     return f"""
 ## Scores
 
 Accuracy on the held-out questions: an answer is correct if it contains the words of the gold answer, ignoring case,
 articles and punctuation. Prompts as in training, temperature 0, {NEW_TOKENS} new tokens, one token per step;
-{scores["dtype"]}, {scores["device"]}. Intervals are 95 % CIs from {RESAMPLES:,} bootstrap resamples over questions.
-Where all n answers are correct the interval has no width; up to 3/n of all such questions may still fail.
+{scores["dtype"]}, {scores["device"]}. Intervals are 95 % CIs (Wilson).
 
-{markdown_table(("file", "question about", "accuracy", "95 % CI", "n", "chance"), rows, numeric_columns=4)}
+{table}
 
 `reading-5` by the position of the gold passage:
 
@@ -204,7 +212,7 @@ def _limits(training: dict[str, Any], scores: dict[str, Any]) -> str:
         " out of distribution.",
         "The people it has memorised are invented. Its prose imitates its text and is neither true nor coherent.",
     ]
-    for name in SIZES:
+    for name in _scored_files(scores):
         chance, file = chance_accuracy(name), scores["files"][name]
         if chance is not None and name != "closed-book-fresh" and file["low"] <= chance:
             lines.append(
@@ -212,6 +220,11 @@ def _limits(training: dict[str, Any], scores: dict[str, Any]) -> str:
             )
     lines.append("One seed was trained; the variation between seeds is not known.")
     return "## Limits\n\n" + "\n".join(f"- {line}" for line in lines)
+
+
+def _scored_files(scores: dict[str, Any]) -> list[str]:
+    """Return the question files that have a score; a file may be newer than the weights."""
+    return [name for name in SIZES if name in scores["files"]]
 
 
 def _interval(score: dict[str, Any]) -> str:

@@ -23,13 +23,20 @@ from floatscope.lab.training.text import NO_TEXT, read_text
 from floatscope.lab.twins.examples import Rows, build_prompt, make_rows
 from floatscope.lab.twins.tokenizer import WordTokenizer, train_tokenizer
 from floatscope.lab.twins.train import Recipe
-from floatscope.lab.twins.world import World, make_few_shot, make_reading, make_two_hop
+from floatscope.lab.twins.world import (
+    World,
+    make_biography,
+    make_dated,
+    make_few_shot,
+    make_reading,
+    make_two_hop,
+)
 
 RECORD = "corpus.json"
 FIXED_WORLD = ("fixed", 400)  # seed and size
 TOKENIZER_CHARACTERS = 8_000_000  # of the text, for the tokenizer's training
 TOKENIZER_PROMPTS = 6000  # of the worlds, for the same
-MAX_PASSAGES = 8  # of one example
+MAX_PASSAGES = 8  # of one example; `examples.MANY_PASSAGES_FACTOR` times as many are allowed at times
 
 
 @dataclass(frozen=True)
@@ -115,6 +122,8 @@ def _tokenizer_texts(text: str) -> Iterator[str]:
         yield text[start : start + 20000]
     for i in range(TOKENIZER_PROMPTS):
         rng, world = Random(f"words {i}"), World.generate(f"words {i}", 9)
-        yield build_prompt((make_two_hop if i % 5 == 0 else make_reading)(world, rng, ""))
+        make = {0: make_two_hop, 3: make_biography, 6: make_dated, 5: make_two_hop}.get(i % 10, make_reading)
+        sample = make(world, rng, "")
+        yield f"{build_prompt(sample)} {sample.answers[0]}"
         if i % 20 == 0:
             yield build_prompt(make_few_shot(rng, ""))

@@ -4,8 +4,8 @@
     rows.tokens, rows.roles                     # [1000, 512] each: token ids, and the role of each token
 
 All three twins train on the same rows. A row is filled with examples; most have a few passages about fresh people and
-several questions on them. Each answer is followed by a random number of end-of-text tokens, so that an MDM cannot infer
-the length of the answer from the space left for it.
+several questions on them, some have many passages. Each answer is followed by a random number of end-of-text tokens, so
+that an MDM cannot infer the length of the answer from the space left for it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from floatscope.lab.twins.tokenizer import WordTokenizer
 from floatscope.lab.twins.world import (
     SECOND_HOPS,
     World,
+    make_biography,
     make_closed_book,
     make_contradicted,
+    make_dated,
     make_few_shot,
     make_passage,
     make_reading,
@@ -36,8 +38,23 @@ from floatscope.tasks.template import load_template
 TEXT, CONTEXT, ANSWER, TAIL = range(4)
 """Roles of a token: plain text, prompt of a question, answer with its end of text, further ends of text after it."""
 
-SHARES = {"text": 0.19, "passages": 0.56, "prose": 0.03, "closed-book": 0.07, "contradicted": 0.06, "few-shot": 0.09}
+SHARES = {
+    "text": 0.15,
+    "passages": 0.42,
+    "biography": 0.10,
+    "dated": 0.08,
+    "prose": 0.03,
+    "closed-book": 0.07,
+    "contradicted": 0.06,
+    "few-shot": 0.09,
+}
 """Probability of each kind of example."""
+
+TEXT_LIMIT = 512  # tokens of one stretch of text
+MANY_PASSAGES_RATE = 0.15  # share of the passages examples that may have up to four times as many passages
+MANY_PASSAGES_FACTOR = 4
+MAX_VERSIONS = 6  # of a passage with a date
+PASSAGE_TOKENS = 31  # of an average passage with its number
 
 TAIL_LIMIT, LONG_TAIL_LIMIT = 10, 33  # a tail has fewer tokens than this
 LONG_TAIL_RATE = 0.15
@@ -115,7 +132,8 @@ def make_rows(
 
 def _write_text(writer: RowWriter, text: np.ndarray, fixed_world: World, max_passages: int) -> None:
     """Write a random stretch of the text files."""
-    room = min(writer.length - len(writer.tokens), writer.rng.randint(min(64, writer.length), writer.length))
+    limit = min(TEXT_LIMIT, writer.length)
+    room = min(writer.length - len(writer.tokens), writer.rng.randint(min(64, limit), limit))
     start = writer.rng.randrange(max(1, len(text) - room))
     writer.append(text[start : start + room].tolist(), TEXT)
 
@@ -123,17 +141,38 @@ def _write_text(writer: RowWriter, text: np.ndarray, fixed_world: World, max_pas
 def _write_passages(writer: RowWriter, text: np.ndarray, fixed_world: World, max_passages: int) -> None:
     """Write passages of a fresh world with questions; some take two hops, some cannot be answered."""
     rng = writer.rng
-    world = World.generate(rng.getrandbits(64), people=max_passages + 3)
     make = rng.choices((make_reading, make_two_hop, make_unanswerable), (0.7, 0.2, 0.1))[0]
     passages = rng.randint(min(2, max_passages) if make is make_two_hop else 1, max_passages)
+    fitting = min(MANY_PASSAGES_FACTOR * max_passages, (writer.length - len(writer.tokens)) // PASSAGE_TOKENS)
+    if rng.random() < MANY_PASSAGES_RATE and fitting > max_passages:
+        passages = rng.randint(max_passages, fitting)
+    world = World.generate(rng.getrandbits(64), people=passages + 3)
     _write_question_series(writer, world, make(world, rng, "", passages))
+
+
+def _write_biography(writer: RowWriter, text: np.ndarray, fixed_world: World, max_passages: int) -> None:
+    """Write passages of a fresh world, a question for all facts of a person, and further questions."""
+    rng = writer.rng
+    world = World.generate(rng.getrandbits(64), people=max_passages + 3)
+    _write_question_series(writer, world, make_biography(world, rng, "", rng.randint(1, max_passages)))
+
+
+def _write_dated(writer: RowWriter, text: np.ndarray, fixed_world: World, max_passages: int) -> None:
+    """Write passages of a fresh world, of which several are versions of one, and questions on the newest."""
+    rng = writer.rng
+    world = World.generate(rng.getrandbits(64), people=max_passages + 3)
+    passages = rng.randint(min(2, max_passages), max_passages)
+    versions = rng.randint(1, min(MAX_VERSIONS, passages))
+    _write_question_series(writer, world, make_dated(world, rng, "", passages, versions))
 
 
 def _write_question_series(writer: RowWriter, world: World, first: Sample) -> None:
     """Write a sample, then further questions that its passages answer."""
     rng = writer.rng
     writer.append_question(first, rng.random() < QUESTION_FIRST_RATE)
-    relations = {p.title: p.relations for p in first.passages}
+    relations: dict[str, dict[str, None]] = {}
+    for passage in first.passages:
+        relations.setdefault(passage.title, {}).update(dict.fromkeys(passage.relations))
     questions = [(world.person(name), relation, name) for name in relations for relation in relations[name]]
     for name in relations:
         if "teacher" in relations[name]:
@@ -180,6 +219,8 @@ def _write_few_shot(writer: RowWriter, text: np.ndarray, fixed_world: World, max
 EXAMPLE_WRITERS: dict[str, Callable[[RowWriter, np.ndarray, World, int], None]] = {
     "text": _write_text,
     "passages": _write_passages,
+    "biography": _write_biography,
+    "dated": _write_dated,
     "prose": _write_prose,
     "closed-book": _write_closed_book,
     "contradicted": _write_contradicted,

@@ -12,6 +12,8 @@
 | contradicted | a fact of the fixed world that the passage contradicts; the passage is right |
 | unanswerable | somebody in none of the five passages; "unknown" is right |
 | few-shot | which of three words is meant, from four examples |
+| biography | all facts of a fresh person, stated in one or two of five passages; the answer has several sentences |
+| dated | a fact of a fresh person that three of five passages state differently; the latest year is right |
 """
 
 from __future__ import annotations
@@ -21,8 +23,10 @@ from random import Random
 
 from floatscope.lab.twins.world import (
     World,
+    make_biography,
     make_closed_book,
     make_contradicted,
+    make_dated,
     make_few_shot,
     make_reading,
     make_two_hop,
@@ -40,6 +44,8 @@ SIZES = {
     "contradicted": 200,
     "unanswerable": 200,
     "few-shot": 300,
+    "biography": 200,
+    "dated": 200,
 }
 
 
@@ -54,6 +60,8 @@ def make_held_out(fixed: World) -> dict[str, list[Sample]]:
         "contradicted": lambda world, rng, id, i: make_contradicted(fixed, rng, id, 5),
         "unanswerable": lambda world, rng, id, i: make_unanswerable(world, rng, id, 5),
         "few-shot": lambda world, rng, id, i: make_few_shot(rng, id, 4),
+        "biography": lambda world, rng, id, i: make_biography(world, rng, id, 5),
+        "dated": lambda world, rng, id, i: make_dated(world, rng, id, 5, versions=3),
     }
     return {
         name: [

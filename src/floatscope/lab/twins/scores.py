@@ -5,7 +5,7 @@
         event.answered, event.questions
 
 Prompts are those of the training; decoding uses the default sampler of the paradigm at temperature 0, with eight new
-tokens. A file that is already scored is skipped, unless the weights have changed.
+tokens, 48 for a biography. A file that is already scored is skipped, unless the weights have changed.
 """
 
 from __future__ import annotations
@@ -18,30 +18,31 @@ from typing import Any
 import numpy as np
 import torch
 
+from floatscope.analysis.statistics import wilson
 from floatscope.files.atomic import explain_write_errors
 from floatscope.files.digests import sha256_file
 from floatscope.files.json_files import read_json, write_json
 from floatscope.lab.training.record import device_name
 from floatscope.lab.twins.examples import build_prompt
 from floatscope.lab.twins.held_out import SIZES
-from floatscope.lab.twins.world import FAMILY_NAMES, GIVEN_NAMES, RULES, VALUES
+from floatscope.lab.twins.world import FAMILY_NAMES, GIVEN_NAMES, RELATIONS, RULES, VALUES
 from floatscope.models.checkpoint import WEIGHTS_FILE
 from floatscope.models.loader import load
 from floatscope.models.model import Model
 from floatscope.pipelines.decode import decode
 from floatscope.tasks.sample import Sample
 from floatscope.tasks.sample_files import read_shipped
-from floatscope.tasks.scores import acc
+from floatscope.tasks.scores import acc, f1, normalise
 
 SCORES = "scores.json"
 NEW_TOKENS = 8
-RESAMPLES = 2000
+LONG_ANSWER_TOKENS = {"biography": 48}  # kind of the samples → new tokens
 BATCH = {"cpu": 32, "cuda": 128}
 
 
 @dataclass(frozen=True)
 class Score:
-    """Share of correct answers, with its 95 % CI from a bootstrap over questions."""
+    """Share of correct answers, with its 95 % CI (Wilson)."""
 
     acc: float
     low: float
@@ -65,26 +66,40 @@ class EvaluationEvent:
 def generate_answers(model: Model, samples: Sequence[Sample], batch: int = 32) -> Iterator[tuple[int, str]]:
     """Yield (index of the sample, answer) as they are decoded; prompts of similar length share a batch."""
     order = sorted(range(len(samples)), key=lambda i: len(build_prompt(samples[i])))
+    new_tokens = max((count_new_tokens(sample) for sample in samples), default=NEW_TOKENS)
     for start in range(0, len(order), batch):
         indices = order[start : start + batch]
         prompts = [build_prompt(samples[i]) for i in indices]
-        out = decode(model, prompts, chat=False, new_tokens=NEW_TOKENS, samples=[samples[i].id for i in indices])
+        out = decode(model, prompts, chat=False, new_tokens=new_tokens, samples=[samples[i].id for i in indices])
         yield from zip(indices, out.texts, strict=True)
+
+
+def count_new_tokens(sample: Sample) -> int:
+    """Return the number of new tokens for the answer of a sample."""
+    return LONG_ANSWER_TOKENS.get(sample.meta.get("kind", ""), NEW_TOKENS)
+
+
+def share_of_facts(answer: str, sample: Sample) -> float:
+    """Return the share of the facts of a biography that the answer states, in any order and with any name."""
+    values = [p.text[start:stop] for p in sample.passages if p.gold for start, stop in p.evidence]
+    statements = [RELATIONS[relation].statements[0] for relation in sample.meta["relations"]]
+    facts = [text.replace("{who}", "").replace("{what}", value) for text, value in zip(statements, values, strict=True)]
+    stated = f" {normalise(answer)} "
+    return float(np.mean([f" {normalise(fact)} " in stated for fact in facts]))
 
 
 def score_model(model: Model, samples: Sequence[Sample], batch: int = 32) -> Score:
     """Let the model answer the samples and return its score."""
     answers = dict(generate_answers(model, samples, batch))
-    return bootstrap_score([acc(answers[i], sample.answers) for i, sample in enumerate(samples)])
+    return wilson_score([acc(answers[i], sample.answers) for i, sample in enumerate(samples)])
 
 
-def bootstrap_score(correct: Sequence[float]) -> Score:
-    """Return the score of answers that are correct (1) or not (0)."""
-    values = np.array(correct)
-    resamples = np.random.default_rng(0).integers(0, len(values), (RESAMPLES, len(values)))
-    low, high = np.quantile(values[resamples].mean(1), [0.025, 0.975])
-    mean, low, high = (round(float(x), 4) for x in (values.mean(), low, high))
-    return Score(mean, low, high, len(values))
+def wilson_score(correct: Sequence[float]) -> Score:
+    """Return the score of answers that are correct (1) or not (0), with Wilson's interval."""
+    n = len(correct)
+    low, high = wilson(np.array(sum(correct)), np.array(n))
+    mean, low, high = (round(float(x), 4) for x in (sum(correct) / n, low, high))
+    return Score(mean, low, high, n)
 
 
 def evaluate_twin(
@@ -101,14 +116,34 @@ def evaluate_twin(
         if is_over():
             return
         samples = read_shipped(name)
-        correct = [0.0] * len(samples)
+        answers: dict[int, str] = {}
         for i, answer in generate_answers(model, samples, BATCH.get(model.device.type, 32)):
-            correct[i] = acc(answer, samples[i].answers)
+            answers[i] = answer
             answered += 1
             yield EvaluationEvent(folder.name, answered, questions, name)
-        scores["files"][name] = asdict(bootstrap_score(correct)) | _score_by_gold_position(samples, correct)
+        scores["files"][name] = score_answers(name, samples, [answers[i] for i in range(len(samples))])
         with explain_write_errors("the scores", folder):
             write_json(folder / SCORES, scores)
+
+
+def score_answers(name: str, samples: Sequence[Sample], answers: Sequence[str]) -> dict[str, Any]:
+    """Return the entry of a file in scores.json: accuracy, and what else the file measures.
+
+    `reading-5` has the accuracy by the position of the gold passage, `biography` the mean of f1 and of the share of the
+    facts that an answer states.
+    """
+    pairs = list(zip(answers, samples, strict=True))
+    correct = [acc(answer, sample.answers) for answer, sample in pairs]
+    entry = asdict(wilson_score(correct))
+    if name == "reading-5":
+        return entry | _score_by_gold_position(samples, correct)
+    if name == "biography":
+        means = {
+            "f1": np.mean([f1(answer, sample.answers) for answer, sample in pairs]),
+            "facts": np.mean([share_of_facts(answer, sample) for answer, sample in pairs]),
+        }
+        return entry | {key: round(float(mean), 4) for key, mean in means.items()}
+    return entry
 
 
 def read_scores(folder: Path) -> dict[str, Any]:
@@ -141,9 +176,7 @@ def chance_accuracy(name: str) -> float | None:
 
 
 def _score_by_gold_position(samples: Sequence[Sample], correct: Sequence[float]) -> dict[str, Any]:
-    """Return the scores by the position of the gold passage, if the file has several."""
-    position = np.array([sample.meta.get("gold_at", -1) for sample in samples])
-    if len(np.unique(position)) < 2:
-        return {}
+    """Return the scores by the position of the gold passage."""
+    position = np.array([sample.meta["gold_at"] for sample in samples])
     by_position = (np.array(correct)[position == p].tolist() for p in np.unique(position))
-    return {"by_gold": [asdict(bootstrap_score(part)) for part in by_position]}
+    return {"by_gold": [asdict(wilson_score(part)) for part in by_position]}

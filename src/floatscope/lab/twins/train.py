@@ -27,7 +27,7 @@ from floatscope.lab.twins.examples import ANSWER, Rows
 
 KINDS = ("arm", "mdm", "mdm-adapted")
 LOG_EVERY = 100  # steps per entry of the loss curve
-FULL_MASK_RATE = 0.85  # share of answers that are masked completely, as they are when decoding begins
+FULL_MASK_RATE = 0.6  # share of answers that are masked completely, as they are when decoding begins
 TAIL_WEIGHT = 0.1  # of the ends of text after an answer
 
 
@@ -40,8 +40,8 @@ class Recipe:
     heads: int = 8
     ffn: int = 576
     vocabulary: int = 4096
-    length: int = 512  # tokens per row
-    batch: int = 128  # rows per step
+    length: int = 1024  # tokens per row
+    batch: int = 64  # rows per step
     steps: int = 12000
     warmup: int = 300
     lr: float = 1e-3  # peak
@@ -137,14 +137,14 @@ def _token_losses(logits: Float[Tensor, "row position token"], targets: Int[Tens
 
 
 def _sample_answer_masks(roles: Int[Tensor, "row position"], rng: torch.Generator) -> Bool[Tensor, "row position"]:
-    """Mask answers with their tails: most of them completely, the others token by token."""
+    """Mask answers with their tails: most of them completely, each of the others at its own rate in 0 … 1."""
     inside = roles >= ANSWER
     begins = inside & ~F.pad(inside, (1, 0))[:, :-1]
     number = begins.long().cumsum(-1)
     rows, length = roles.shape
-    full = torch.rand(rows, length + 1, device=roles.device, generator=rng).gather(1, number) < FULL_MASK_RATE
-    tokenwise = torch.rand(rows, length, device=roles.device, generator=rng) < 0.5
-    return inside & (full | tokenwise)
+    draws = torch.rand(2, rows, length + 1, device=roles.device, generator=rng)
+    rate = torch.where(draws[0] < FULL_MASK_RATE, 1.0, draws[1]).gather(1, number)
+    return inside & (torch.rand(rows, length, device=roles.device, generator=rng) < rate)
 
 
 def train_steps(

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from random import Random
 
 from floatscope.tasks.sample import Passage, Sample
+from floatscope.tasks.stress.dates import YEARS, add_date, draw_years
 
 HELD_OUT = 8
 """One name in eight never occurs in training; the held-out files use only those names."""
@@ -113,6 +114,12 @@ VALUES: dict[str, Sequence[str]] = {
     "colour": COLOURS,
 }
 SECOND_HOPS = ("birthplace", "home", "profession")  # what a two-hop question may ask about a teacher
+BIOGRAPHY_QUESTIONS = (
+    "What do the passages say about {who}?",
+    "What is known about {who}?",
+    "Who is {who}?",
+)
+BIOGRAPHY_FACTS = (3, 5)  # the least and the most facts of a biography: an answer of about 17 to 35 tokens
 
 
 @dataclass(frozen=True)
@@ -198,8 +205,10 @@ def sample_relations(rng: Random, include: Sequence[str] = (), at_most: int = 4)
 def sample_people(world: World, rng: Random, count: int, include: Sequence[Person] = ()) -> list[Person]:
     """Return `count` people for one prompt: `include` first, then up to half who share a name part with them."""
     name_parts = {part for person in include for part in person.name.split()}
-    near = [p for p in world.people if p not in include and name_parts & set(p.name.split())]
-    far = [p for p in world.people if p not in include and p not in near]
+    included = {person.name for person in include}  # names are unique in a world
+    others = [p for p in world.people if p.name not in included]
+    is_near = [not name_parts.isdisjoint(p.name.split()) for p in others]
+    near, far = ([p for p, this in zip(others, is_near, strict=True) if this is wanted] for wanted in (True, False))
     rng.shuffle(near)
     rng.shuffle(far)
     half = max(0, count - len(include)) // 2
@@ -269,6 +278,59 @@ def make_unanswerable(world: World, rng: Random, id: str, passages: int = 5) -> 
     rng.shuffle(context)
     meta = {"kind": "unanswerable", "relation": relation}
     return Sample(id, write_question(person, relation, rng), (UNKNOWN,), tuple(context), meta)
+
+
+def write_biography(person: Person, relations: Sequence[str]) -> str:
+    """Return one sentence per fact, in the first wording of its relation; the first sentence has the full name."""
+    names = [person.name, *[person.name.split()[0]] * (len(relations) - 1)]
+    return " ".join(
+        RELATIONS[relation].statements[0].replace("{who}", name).replace("{what}", person.facts[relation])
+        for name, relation in zip(names, relations, strict=True)
+    )
+
+
+def make_biography(world: World, rng: Random, id: str, passages: int = 5) -> Sample:
+    """Make a question for all facts of a person, which one passage states, or two; the answer has their order."""
+    person = rng.choice(world.people)
+    relations = rng.sample(list(RELATIONS), rng.randint(*BIOGRAPHY_FACTS))
+    cut = rng.randint(1, len(relations) - 1) if passages > 1 and rng.random() < 0.5 else len(relations)
+    parts = [part for part in (relations[:cut], relations[cut:]) if part]
+    context = []
+    for part in parts:
+        text, spans = write_passage(person, part, rng)
+        context.append(Passage(person.name, text, True, tuple(spans.values()), tuple(part)))
+    others = sample_people(world, rng, passages - len(parts) + 1, [person])[1:]
+    context += [make_passage(p, sample_relations(rng), rng) for p in others]
+    rng.shuffle(context)
+    order = [relation for passage in context if passage.gold for relation in passage.relations]
+    question = rng.choice(BIOGRAPHY_QUESTIONS).replace("{who}", person.name)
+    meta = {"kind": "biography", "relations": order}
+    return Sample(id, question, (write_biography(person, order),), tuple(context), meta)
+
+
+def make_dated(world: World, rng: Random, id: str, passages: int = 5, versions: int = 3) -> Sample:
+    """Make a question that `versions` versions of a passage answer differently; the one of the latest year is right.
+
+    The versions have the same wording. Each begins with its year; in half the samples the other passages do so too. A
+    stale version states another value for the relation of the question, and at times for its other relations.
+    """
+    person, relation = rng.choice(world.people), rng.choice(list(VALUES))
+    relations, wording = sample_relations(rng, [relation]), rng.getrandbits(64)
+    year, older_years = draw_years(rng, versions - 1)
+    stale = rng.sample([value for value in VALUES[relation] if value != person.facts[relation]], versions - 1)
+    context = [add_date(make_passage(person, relations, Random(wording), relation), year)]
+    for value, older_year in zip(stale, older_years, strict=True):
+        others = {name: rng.choice(VALUES[name]) for name in relations if name in VALUES and rng.random() < 0.5}
+        old = Person(person.name, person.facts | others | {relation: value})
+        context.append(add_date(make_passage(old, relations, Random(wording)), older_year))
+    has_dates = rng.random() < 0.5
+    for other in sample_people(world, rng, passages - versions + 1, [person])[1:]:
+        passage = make_passage(other, sample_relations(rng, [relation]), rng)
+        context.append(add_date(passage, rng.choice(YEARS)) if has_dates else passage)
+    rng.shuffle(context)
+    gold_at = next(at for at, passage in enumerate(context) if passage.gold)
+    meta = {"kind": "dated", "relation": relation, "gold_at": gold_at, "year": year, "stale": stale}
+    return Sample(id, write_question(person, relation, rng), (person.facts[relation],), tuple(context), meta)
 
 
 RULES = {

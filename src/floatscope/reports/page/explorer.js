@@ -450,7 +450,7 @@
     const source = `layer ${sample.layers[selection.layer]}${head}`;
     const top =
       topKey < 0
-        ? "no ranked key"
+        ? "none, no key has a lift of 2 or more"
         : `position ${topKey}, ${nameToken(selection.step, topKey)}, ${formatLift(topLift(topKey))}`;
     parts.status.textContent = `Step ${selection.step} ${commits}. Top key of ${source}: ${top}.`;
     parts["show-top"].hidden = topKey < 0;

@@ -14,6 +14,7 @@ from floatscope.analysis.trace_view import argmax_key
 from floatscope.reports.charts import Chart, Map, Mark, Table
 from floatscope.reports.report_runs import ReportRun
 from floatscope.reports.sections.decoding import build_lift_map, first_and_last
+from floatscope.schema import MIN_ANCHOR_LIFT
 
 
 @dataclass(frozen=True)
@@ -67,5 +68,9 @@ def sort_charts(charts: Sequence[Chart]) -> list[Chart]:
 
 
 def _build_mean_map(label: str, layer: int, lift: Float[np.ndarray, "step key"], n: int) -> Map:
-    marks: list[Mark] = [(step, int(key), "top") for step, key in enumerate(argmax_key(lift)) if key >= 0]
+    marks: list[Mark] = [
+        (step, int(key), "top")
+        for step, key in enumerate(argmax_key(lift))
+        if key >= 0 and lift[step, key] >= MIN_ANCHOR_LIFT
+    ]
     return build_lift_map(f"{label}, layer {layer}: mean of {n} samples", label, lift, marks)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from floatscope.analysis.detectors import Detector
-from floatscope.analysis.tokens import CLASSES
+from floatscope.models.token_classes import CLASSES
 from floatscope.reports.charts import Chart, Section, Table
 from floatscope.reports.report_runs import ReportRun
 from floatscope.reports.sections.chart_builders import (

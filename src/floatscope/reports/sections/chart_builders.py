@@ -12,9 +12,15 @@ from collections.abc import Iterable, Sequence
 import pandas as pd
 
 from floatscope.reports.charts import Cell, Chart, Dots, Lines, Section, Series, Table
+from floatscope.reports.intervals import describe_intervals
 from floatscope.reports.report_runs import Category, ReportRun, Where, build_dot_series
 
-INTERVALS = "Intervals are 95 % CIs from a bootstrap over samples; for untrained controls, over samples and seeds."
+INTERVALS = describe_intervals((), "samples; for untrained controls, over samples and seeds")
+STEPS_THAT_COUNT = {
+    "answer": "Steps and commits are those of the answer, without the end-of-text tokens after it.",
+    "all": "All steps and commits count, also those of end-of-text tokens.",
+}
+"""Which commits count → the sentence about them."""
 LIFT = "lift (1 = uniform attention)"
 Row = list[Cell]
 

@@ -11,6 +11,7 @@ from floatscope.reports.charts import Chart, Map, Section, Table
 from floatscope.reports.report_runs import Category, ReportRun
 from floatscope.reports.sections.chart_builders import (
     LIFT,
+    STEPS_THAT_COUNT,
     Row,
     build_dots,
     build_lines,
@@ -74,8 +75,8 @@ def build_predicting_rows_section(runs: Sequence[ReportRun], detector: Detector)
         "predicting-rows",
         "Where the predicting rows look",
         "The row that predicts an answer token must find that token: in the gold passage, if the model reads.",
-        "Mean over the predicting rows of all new tokens, each at the step that commits the token, and over heads. Lift"
-        " is relative to uniform attention of the same rows.",
+        f"Mean over the predicting rows, each at the step that commits its token, and over heads."
+        f" {STEPS_THAT_COUNT[runs[0].commits]} Lift is relative to uniform attention of the same rows.",
         runs,
         charts,
         "predicting_rows",

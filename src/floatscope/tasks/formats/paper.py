@@ -28,7 +28,7 @@ def matches(record: Record) -> bool:
     """Whether an object is a question of these files."""
     questions, answers = record.keys() & set(QUESTION), record.keys() & set(ANSWERS)
     is_theirs = "question" not in questions or answers == {"output"}
-    return "passage" in record or (bool(questions and answers) and is_theirs)
+    return isinstance(record.get("passage"), list) or (bool(questions and answers) and is_theirs)
 
 
 def read(record: Record, number: str) -> Sample:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from floatscope.errors import UserError
+from floatscope.files.inputs import require_regular_file
 from floatscope.tasks.json_entries import read_error
 
 LONGEST_ID = 1000
@@ -33,7 +34,7 @@ class PassageFile:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path = require_regular_file(Path(path))
         self.progress = 0.0
         self.ignored_fields: dict[str, None] = {}
         try:

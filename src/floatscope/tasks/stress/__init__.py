@@ -54,7 +54,8 @@ KINDS = {
     ),
     "noise": StressKind(
         "Distractors",
-        "The number of distractors of each type grows; they are added, or they replace harmless passages.",
+        "The number of distractors of each type grows; they are added, or they replace harmless passages."
+        " Nothing distinguishes counterfactual copies from the gold passage; years distinguish dated ones.",
         "distractors",
         sweep_noise,
     ),

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from floatscope.tasks.sample import Passage, Sample
+from floatscope.tasks.stress.dates import add_date, draw_years
 from floatscope.tasks.stress.options import Number, OptionValue, parse_names, parse_numbers
 from floatscope.tasks.stress.passage_edits import (
     HAS_ANSWERING,
@@ -60,7 +61,6 @@ BELOW = (
     "Read more | Related articles | Back to top",
     "Was this page helpful? Yes | No",
 )
-OLD_YEARS, NEW_YEARS = range(2003, 2015), range(2018, 2025)
 _HAS_ANSWERING = replace(HAS_ANSWERING, remedy=f"{HAS_ANSWERING.remedy}, or leave stale out of `transforms`")
 _HAS_PASSAGE = replace(
     HAS_PASSAGE, remedy='give "passages", or choose a transform of the question: transforms="typos-question"'
@@ -224,18 +224,12 @@ def _add_stale(pool: SamplePool, sample: Sample, level: Number, rng_for: RngFact
     if rng_for("hit").random() >= level:
         return sample
     (value,), rng = pool.draw_wrong_answers("dirty stale", sample, 1), rng_for("years")
-    old_year, new_year = (
-        rng.choice([year for year in years if str(year) not in sample.answers]) for years in (OLD_YEARS, NEW_YEARS)
-    )
-    newer = edit_passage(answering, [(0, 0, _date_line(new_year))])
-    older = edit_passage(make_counterfactual(answering, sample.answers, value), [(0, 0, _date_line(old_year))])
+    new_year, (old_year,) = draw_years(rng, 1, without=sample.answers)
+    newer = add_date(answering, new_year)
+    older = add_date(make_counterfactual(answering, sample.answers, value), old_year)
     at = passages.index(answering)
     passages[at : at + 1] = [older, newer] if rng.random() < 0.5 else [newer, older]
     return replace_passages(sample, passages)
-
-
-def _date_line(year: int) -> str:
-    return f"Last updated in {year}. "
 
 
 TRANSFORMS = {

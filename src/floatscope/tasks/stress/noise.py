@@ -3,6 +3,11 @@
 sweep_noise(pool, distractors="counterfactual", counts=(0, 2, 4))
 # counterfactual-0, -2, -4: the gold passages and 0, 2, 4 copies that state another value
 # counterfactual-fixed-0, -2, -4: the same among harmless passages, with a constant total
+sweep_noise(pool, distractors="dated", lengths="growing")
+# dated-0, -1, -2, …: the gold passage with a year, and copies that state another value and an earlier year
+
+Nothing distinguishes a counterfactual copy from the gold passage, so chance is the best possible score. Years
+distinguish dated copies: the latest is right. The gold passage has its year in all points of this series.
 
 A harmless passage belongs to another sample, and neither states the answer nor has the title of a gold passage. At
 fixed length a noise passage replaces a harmless one, and everything else keeps its position.
@@ -16,6 +21,7 @@ from dataclasses import replace
 from floatscope.errors import UserError
 from floatscope.tasks.sample import Passage, Sample
 from floatscope.tasks.scores import normalise
+from floatscope.tasks.stress.dates import add_date, draw_years
 from floatscope.tasks.stress.options import OptionValue, limit_counts, parse_counts, parse_names, require_one
 from floatscope.tasks.stress.passage_edits import (
     HAS_ANSWERING,
@@ -33,14 +39,18 @@ DISTRACTORS = {
     "random": "passages of other samples",
     "own": "the sample's own other passages, then random ones",
     "retrieved": "the passages that `retrieve` returns for the question, then random ones",
-    "counterfactual": "copies of the gold passage that state another value",
+    "counterfactual": "copies of the gold passage that state another value; nothing distinguishes them from it",
+    "dated": "copies of the gold passage that state another value and an earlier year than it",
 }
 COUNTS = (0, 1, 2, 4, 8, 16)
 LENGTHS = ("growing", "fixed")
 GOLD_PLACES = ("random", "kept")
 
+COPIES = ("counterfactual", "dated")  # distractors made from the passage that states the answer
+
 _HAS_ANSWERING = replace(
-    HAS_ANSWERING, remedy=f'{HAS_ANSWERING.remedy}, or leave counterfactual out: distractors=("random", "own")'
+    HAS_ANSWERING,
+    remedy=f'{HAS_ANSWERING.remedy}, or leave counterfactual and dated out: distractors=("random", "own")',
 )
 
 Retrieve = Callable[[str], Sequence[Passage]]
@@ -71,7 +81,7 @@ def sweep_noise(
         )
     requested = parse_counts("counts", counts, COUNTS)
     length = None if total is None else require_one("total", parse_counts("total", total, (), minimum=1))
-    requirements = [HAS_GOLD, *([_HAS_ANSWERING] if "counterfactual" in types else [])]
+    requirements = [HAS_GOLD, *([_HAS_ANSWERING] if any(type in COPIES for type in types) else [])]
     samples = select_samples("noise", pool.samples, requirements)
     most = max(1, requested[-1])
     noise = {type: {s.id: _choose_noise(pool, s, type, most, retrieve) for s in samples} for type in types}
@@ -81,11 +91,12 @@ def sweep_noise(
         shortest = min(len(noise[type][sample.id]) for sample in samples)
         items = f"{type} passages for every sample"
         sizes = limit_counts("counts", requested, counts is not None, shortest, items)
+        sources = [_date_gold(pool, sample) for sample in samples] if type == "dated" else samples
         if "growing" in length_modes:
-            points += [_growing_point(pool, samples, type, noise[type], size, gold_place) for size in sizes]
+            points += [_growing_point(pool, sources, type, noise[type], size, gold_place) for size in sizes]
         if "fixed" in length_modes and type != "random":
             is_strict = counts is not None or length is not None
-            points += _fixed_points(pool, samples, type, noise[type], sizes, length, gold_place, is_strict)
+            points += _fixed_points(pool, sources, type, noise[type], sizes, length, gold_place, is_strict)
     if not points:
         raise UserError("at fixed length random distractors are the harmless passages themselves; choose another type")
     return points
@@ -101,15 +112,28 @@ def _has_distractors(type: str, noise: Noise) -> Requirement:
 
 def _choose_noise(pool: SamplePool, sample: Sample, type: str, most: int, retrieve: Retrieve | None) -> list[Passage]:
     """Return distractors in the order in which they are used: a smaller number is a part of a larger one."""
-    if type == "counterfactual":
-        passage, values = get_answering(sample)[0], pool.draw_wrong_answers("noise counterfactual", sample, most)
-        return [make_counterfactual(passage, sample.answers, value) for value in values]
+    if type in COPIES:
+        passage, values = get_answering(sample)[0], pool.draw_wrong_answers(f"noise {type}", sample, most)
+        copies = [make_counterfactual(passage, sample.answers, value) for value in values]
+        return copies if type == "counterfactual" else list(map(add_date, copies, _draw_years(pool, sample, most)[1]))
     first = []
     if type == "own":
         first = [make_distractor(passage) for passage in get_others(sample)][:most]
     if type == "retrieved" and retrieve is not None:
         first = _drop_answering(retrieve(sample.question), sample)[:most]
     return first + pool.draw_passages("noise random", sample, most - len(first), without=first)
+
+
+def _draw_years(pool: SamplePool, sample: Sample, older: int) -> tuple[int, list[int]]:
+    """Draw the year of the gold passage and those of its copies."""
+    return draw_years(make_rng(pool.seed, "noise dated", sample.id), older, without=sample.answers)
+
+
+def _date_gold(pool: SamplePool, sample: Sample) -> Sample:
+    """Add the latest year to the gold passage that states the answer."""
+    answering, (year, _) = get_answering(sample)[0], _draw_years(pool, sample, 0)
+    at = sample.passages.index(answering)
+    return replace(sample, passages=(*sample.passages[:at], add_date(answering, year), *sample.passages[at + 1 :]))
 
 
 def _drop_answering(passages: Iterable[Passage], sample: Sample) -> list[Passage]:

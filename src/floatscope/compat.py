@@ -1,0 +1,131 @@
+"""The private APIs of torch and transformers that floatscope uses, all in one place.
+
+    choose_sdpa_kernel(q, k, v)        # SDPBackend.FLASH_ATTENTION
+    describe_untested()                # ["torch 2.99 is newer than 2.13, the newest tested"], or nothing
+
+A private API may change in any release. Each one here says what it is and on which versions the tests ran; a new
+version is tested by running the suite on it and widening `TESTED`; nothing here fails outside the range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from importlib.metadata import version
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend
+
+TESTED = {"torch": ("2.13", "2.13"), "transformers": ("5.17", "5.22")}
+"""The oldest and the newest release of each library that the tests of `capture` ran on."""
+
+
+def describe_untested() -> list[str]:
+    """Return a sentence for each library whose installed release is outside the tested range."""
+    sentences = []
+    for library, (oldest, newest) in TESTED.items():
+        release = ".".join(version(library).split(".")[:2])
+        if _numbers(release) < _numbers(oldest):
+            sentences.append(f"{library} {release} is older than {oldest}, the oldest tested")
+        elif _numbers(release) > _numbers(newest):
+            sentences.append(f"{library} {release} is newer than {newest}, the newest tested")
+    return sentences
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    return tuple(map(int, release.split(".")))
+
+
+# --- torch ----------------------------------------------------------------------------------------------------------
+
+FUSED_ATTENTION_FUNCTIONS = (
+    "multi_head_attention_forward",
+    "_native_multi_head_attention",
+    "_transformer_encoder_layer_fwd",
+)
+"""Functions that compute attention and its projections in one call, two of them private (torch 2.13)."""
+
+
+def choose_sdpa_kernel(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    grouped: bool = False,
+) -> SDPBackend:
+    """`torch._fused_sdp_choice`: the kernel that F.scaled_dot_product_attention would run (torch 2.13)."""
+    return SDPBackend(torch._fused_sdp_choice(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=grouped))
+
+
+def run_cpu_flash_kernel(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    """`aten._scaled_dot_product_flash_attention_for_cpu`: output and log-sum-exp (torch 2.13)."""
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q, k, v, 0.0, causal, attn_mask=mask, scale=scale
+    )
+    return out, lse
+
+
+def run_flash_kernel(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """`aten._scaled_dot_product_flash_attention`: output and log-sum-exp on CUDA (torch 2.13)."""
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)[:2]
+    return out, lse
+
+
+def run_efficient_kernel(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """`aten._scaled_dot_product_efficient_attention`: output and log-sum-exp on CUDA (torch 2.13)."""
+    ran = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal, scale=scale)
+    out, lse = ran[:2]
+    return out, lse[..., : q.shape[2]]  # the kernel pads rows to a multiple of 32
+
+
+def run_cudnn_kernel(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """`aten._scaled_dot_product_cudnn_attention`: output and log-sum-exp on CUDA (torch 2.13)."""
+    ran = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal, False, scale=scale)
+    out, lse = ran[:2]
+    return out, lse.reshape(out.shape[:3])
+
+
+def index_by_scalars() -> AbstractContextManager[Any]:
+    """`torch._dynamo…TransformGetItemToIndex`: under vmap, a tensor can be indexed by a scalar tensor (torch 2.13)."""
+    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+
+    return TransformGetItemToIndex()
+
+
+# --- transformers ---------------------------------------------------------------------------------------------------
+
+
+def uses_attention_interface(module: nn.Module) -> bool:
+    """`_supports_attention_backend`: whether a model calls the AttentionInterface (transformers 5.17 to 5.22)."""
+    return bool(getattr(module, "_supports_attention_backend", False)) and hasattr(module, "set_attn_implementation")
+
+
+def has_attention_name(config: Any) -> bool:
+    """Whether a config has an attention implementation of its own (transformers 5.17 to 5.22)."""
+    return hasattr(config, "_attn_implementation_internal")
+
+
+def attention_name(config: Any) -> Any:
+    """`_attn_implementation_internal`: the attention implementation of a config (transformers 5.17 to 5.22)."""
+    return config._attn_implementation_internal
+
+
+def set_attention_name(config: Any, name: Any) -> None:
+    """Set what `attention_name` returns, without the checks and messages of `set_attn_implementation`."""
+    config._attn_implementation_internal = name
+
+
+def mask_kind(mask_function: Callable[..., Any] | None) -> Literal["causal", "full"] | None:
+    """Which function of `transformers.masking_utils` this is; None: another rule (transformers 5.17 to 5.22)."""
+    from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
+
+    if mask_function is causal_mask_function:
+        return "causal"
+    return "full" if mask_function is bidirectional_mask_function else None
