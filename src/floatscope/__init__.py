@@ -24,7 +24,6 @@ _HOMES = {
     "Edit": "interventions.edits",
     "Evaluation": "analysis.evaluations",
     "Groups": "canvas",
-    "Keys": "interventions.edits",
     "Model": "models.model",
     "ModelSpec": "models.spec",
     "Passage": "tasks.sample",
@@ -63,7 +62,10 @@ _HOMES = {
 }
 """Public name → the module that defines it."""
 
-__all__ = [*_HOMES, "analysis"]
+_MODULES = {"analysis": "floatscope.analysis", "edits": "floatscope.interventions.edits"}
+"""Public module → its full name."""
+
+__all__ = [*_HOMES, *_MODULES]
 
 if TYPE_CHECKING:
     from floatscope import analysis
@@ -73,7 +75,8 @@ if TYPE_CHECKING:
     from floatscope.capture.reducer import Reducer
     from floatscope.capture.watcher import Watch
     from floatscope.errors import UserError
-    from floatscope.interventions.edits import Edit, Keys
+    from floatscope.interventions import edits
+    from floatscope.interventions.edits import Edit
     from floatscope.models.checkpoint_writer import write_checkpoint
     from floatscope.models.loader import load
     from floatscope.models.model import Model
@@ -99,8 +102,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "analysis":
-        return import_module("floatscope.analysis")
+    if name in _MODULES:
+        return import_module(_MODULES[name])
     if name not in _HOMES:
         raise AttributeError(f"module 'floatscope' has no attribute '{name}'")
     value = getattr(import_module(f"floatscope.{_HOMES[name]}"), name)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from floatscope.capture import blocked, dense
 from floatscope.capture.attention import AttentionCall
 from floatscope.capture.backends import reduce_attention, select_backend
-from floatscope.capture.edit_tensors import NO_KEY, Bias, EditTensors, Move
+from floatscope.capture.edit_tensors import NO_KEY, BiasTensors, EditTensors, MoveTensors
 from floatscope.capture.edited_attention import attend_with_edits
 
 few_examples = settings(max_examples=80)
@@ -38,20 +38,20 @@ def draw_edits(name: str, m: Mask, heads: int, generator: torch.Generator) -> Ed
     n = min(3, m.keys)
     match name:
         case "bias":
-            return EditTensors((Bias(numbers(1)), Bias(numbers(heads), rows())))
+            return EditTensors((BiasTensors(numbers(1)), BiasTensors(numbers(heads), rows())))
         case "hide":
             hidden = torch.rand(m.batch, heads, m.keys, generator=generator) < 0.6
-            return EditTensors((Bias(torch.where(hidden, -torch.inf, 0.0), hides_keys=True),))
+            return EditTensors((BiasTensors(torch.where(hidden, -torch.inf, 0.0), hides_keys=True),))
         case "hide some rows":
             hidden = torch.rand(m.batch, 1, m.keys, generator=generator) < 0.9
-            return EditTensors((Bias(torch.where(hidden, -torch.inf, numbers(1)), rows(), hides_keys=True),))
+            return EditTensors((BiasTensors(torch.where(hidden, -torch.inf, numbers(1)), rows(), hides_keys=True),))
         case "sink":
             sink = torch.randn(heads, generator=generator) * 4
             return EditTensors(sink=torch.where(torch.arange(heads) % 3 == 1, -torch.inf, sink))
         case "move":
-            return EditTensors(moves=(Move(keys(n), keys(n).clamp_min(0), rows()),))
+            return EditTensors(moves=(MoveTensors(keys(n), keys(n).clamp_min(0), rows()),))
         case "spread":
-            return EditTensors(moves=(Move(keys(n)),))
+            return EditTensors(moves=(MoveTensors(keys(n)),))
         case _:
             return EditTensors(silent_heads=torch.arange(heads) % 2 == 0)
 
@@ -175,7 +175,9 @@ def test_a_hidden_key_receives_attention_only_from_its_own_row():
     m = make_mask("full", 2, 30, 30, "left")
     hidden = torch.zeros(2, 3, 30, dtype=torch.bool)
     hidden[:, 0, 25], hidden[:, 1, 20:], hidden[:, 2, -1] = True, True, True
-    call = replace(make_call(m), edits=EditTensors((Bias(torch.where(hidden, -torch.inf, 0.0), hides_keys=True),)))
+    call = replace(
+        make_call(m), edits=EditTensors((BiasTensors(torch.where(hidden, -torch.inf, 0.0), hides_keys=True),))
+    )
     for at in blocked.iter_blocks(call, attend_with_edits(call).lse):
         for h in range(at.heads.start, at.heads.stop):
             for j in range(at.keys.start, at.keys.stop):
@@ -188,7 +190,7 @@ def test_a_hidden_key_receives_attention_only_from_its_own_row():
 def test_a_row_whose_keys_are_all_hidden_sees_its_own():
     m = make_mask("causal", 1, 6, 6)
     call = make_call(m)
-    edits = EditTensors((Bias(torch.full((1, 1, 6), -torch.inf), hides_keys=True),))
+    edits = EditTensors((BiasTensors(torch.full((1, 1, 6), -torch.inf), hides_keys=True),))
     result = attend_with_edits(replace(call, edits=edits))
     torch.testing.assert_close(result.output, call.value)
 
@@ -198,7 +200,7 @@ def test_moved_mass_arrives_at_the_target():
     call = make_call(m)
     before = dense.attention_matrix(call)
     source, target = torch.tensor([3, 7]).expand(1, 3, 2), torch.tensor([0, 0]).expand(1, 3, 2)
-    call = replace(call, edits=EditTensors(moves=(Move(source, target),)))
+    call = replace(call, edits=EditTensors(moves=(MoveTensors(source, target),)))
     lse = attend_with_edits(call).lse
     (block,) = (at for at in blocked.iter_blocks(call, lse))
     assert (block.p[..., [3, 7]] == 0).all()

@@ -17,7 +17,7 @@ from floatscope.capture import biased_kernel, dense
 from floatscope.capture import key_stats as key_stats
 from floatscope.capture import key_stats_kernel as key_stats_kernel
 from floatscope.capture.backends import reduce_attention, select_backend
-from floatscope.capture.edit_tensors import Bias, EditTensors
+from floatscope.capture.edit_tensors import BiasTensors, EditTensors
 from floatscope.capture.edited_attention import attend_with_edits
 from floatscope.capture.reduction_spec import ReductionSpec, entropy_row_weights
 
@@ -70,7 +70,7 @@ def reduction_errors(
     call = make_call(m, 4 if repeats > 1 else 2, repeats, dim, scaling=scaling)
     if hides:  # hide keys from half of the rows; add a number to the scores of the others
         numbers = torch.where(torch.rand(2, call.query.shape[1], keys) < 0.3, -torch.inf, torch.randn(2, 1, keys))
-        edits = EditTensors((Bias(numbers, torch.rand(2, queries) < 0.5, hides_keys=True),))
+        edits = EditTensors((BiasTensors(numbers, torch.rand(2, queries) < 0.5, hides_keys=True),))
         call = replace(call, edits=edits)
     counts = m.valid_rows[..., None]
     weights = torch.rand(2, queries, groups) * counts

@@ -7,7 +7,7 @@ import torch
 
 import floatscope as fs
 from floatscope.canvas import CanvasState, Regions
-from floatscope.interventions.edits import Edit, Keys
+from floatscope.interventions.edits import Anchors, Bias, RandomSameCount, RegionKeys
 from floatscope.interventions.key_selection import SelectionContext, select_keys
 from floatscope.interventions.recipes import build_control, parse_edits
 from floatscope.pipelines.prompting import batch_regions, encode_samples
@@ -78,7 +78,7 @@ def test_random_positions_come_from_the_prompt_first_whatever_the_padding():
     member = torch.zeros(2, 12, 1, dtype=torch.bool)
     member[0, :5, 0], member[1, 3:, 0] = True, True
     canvas = CanvasState(torch.zeros(2, 12, dtype=torch.long), states, regions=Regions(("r",), member))
-    keys = Keys("random", same_count_as=Keys("region", region="r"))
+    keys = RandomSameCount(RegionKeys("r"))
     selected = select_keys(keys, None, SelectionContext(canvas, 0, 1, ["a", "b"]))
     assert sorted(selected[1, 0].tolist()) == list(range(3, 12))  # all there are
     assert (selected[0, 0, 5:] == -1).all()
@@ -89,4 +89,4 @@ def test_random_positions_come_from_the_prompt_first_whatever_the_padding():
 
 def test_queries_others_needs_keys_that_all_heads_share():
     with pytest.raises(fs.UserError, match="all heads share"):
-        Edit("bias", queries="others", keys=Keys("anchors", 2), amount=1.0)
+        Bias(Anchors(2), 1.0, queries="others")

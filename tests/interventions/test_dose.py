@@ -17,7 +17,18 @@ from floatscope.capture.attention import AttentionCall
 from floatscope.capture.edit_tensors import NO_KEY
 from floatscope.capture.reduction_spec import ReductionSpec
 from floatscope.capture.visibility import Visibility
-from floatscope.interventions.edits import ANCHOR_TYPES, Edit, Keys
+from floatscope.interventions.edits import (
+    Anchors,
+    Bias,
+    FirstKey,
+    LeastKeys,
+    Move,
+    PositionKeys,
+    RandomKeys,
+    RandomSameCount,
+    RandomSameMass,
+)
+from floatscope.interventions.key_rules import ANCHOR_TYPES
 from floatscope.interventions.key_selection import match_mass, select_keys
 from floatscope.interventions.recipes import build_control, parse_edits
 from floatscope.interventions.structure import StructureFinder
@@ -97,15 +108,15 @@ def test_attention_before_an_edit_equals_loops_over_the_dense_matrix(kind, seed)
 def test_a_control_takes_the_beginning_of_a_random_order_with_the_nearest_mass(seed):
     lengths, k = [5 + seed, 30, 2], 1 + seed % 5
     context, ranking = build_context(lengths, seed)
-    rule = Keys("anchors", k)
+    rule = Anchors(k)
     reference = select_keys(rule, ranking, context)
     reference[1, 0] = NO_KEY  # a head in which the edit selects nothing
     K = context.canvas.tokens.shape[1]
     mass = torch.rand(3, HEADS, K, generator=torch.Generator().manual_seed(seed)) ** 4
     excluded = torch.full((3, HEADS, 1), K - 1)
-    control = Keys("random", seed=seed, same_mass_as=rule)
+    control = RandomSameMass(rule, seed=seed)
     selected, is_short = match_mass(control, reference, mass, ranking, context, excluded)
-    order = select_keys(Keys("random", K, seed=seed), ranking, context)
+    order = select_keys(RandomKeys(K, seed=seed), ranking, context)
     for b in range(3):
         for h in range(HEADS):
             chosen = [j for j in reference[b, h].tolist() if j != NO_KEY]
@@ -140,7 +151,7 @@ def test_a_control_of_equal_mass_has_the_dose_of_its_edit(kind, recipe):
 
 
 def test_other_keys_that_hold_too_little_are_reported():
-    edit = Edit("bias", keys=Keys("least", 1), amount=-INF, name="hide")  # all keys but one
+    edit = Bias(LeastKeys(1), -INF, name="hide")  # all keys but one
     with pytest.warns(UserWarning, match=r"all other keys hold less attention .* % of heads and steps: hide"):
         run_decode(build_model("unshifted"), build_control([edit], "mass"))
 
@@ -157,9 +168,9 @@ def test_types_restrict_anchors_to_keys_that_a_loop_finds(seed):
     evidence, structural = (torch.rand(2, K, generator=noise) < 0.4 for _ in range(2))
     canvas = replace(context.canvas, regions=Regions(("evidence",), evidence[..., None]))
     context = replace(context, canvas=canvas, structural=structural)
-    everything = select_keys(Keys("anchors", k), ranking, context)
+    everything = select_keys(Anchors(k), ranking, context)
     for only in ANCHOR_TYPES:
-        selected = select_keys(Keys("anchors", k, only=only), ranking, context)
+        selected = select_keys(Anchors(k, only=only), ranking, context)
         for b in range(2):
             for h in range(HEADS):
                 want = []
@@ -180,13 +191,11 @@ def test_controls_spare_the_evidence_if_their_edit_does():
     evidence = torch.rand(2, 20, generator=torch.Generator().manual_seed(1)) < 0.5
     canvas = replace(context.canvas, regions=Regions(("evidence",), evidence[..., None]))
     context = replace(context, canvas=canvas)
-    rule = Keys("anchors", 6, only="all but evidence")
+    rule = Anchors(6, only="all but evidence")
     reference = select_keys(rule, ranking, context)
     for draw in range(5):
-        counted = select_keys(Keys("random", seed=draw, same_count_as=rule), ranking, context)
-        matched, _ = match_mass(
-            Keys("random", seed=draw, same_mass_as=rule), reference, torch.ones(2, HEADS, 20), ranking, context
-        )
+        counted = select_keys(RandomSameCount(rule, seed=draw), ranking, context)
+        matched, _ = match_mass(RandomSameMass(rule, seed=draw), reference, torch.ones(2, HEADS, 20), ranking, context)
         for b in range(2):
             for key in [*counted[b].flatten().tolist(), *matched[b].flatten().tolist()]:
                 assert key == NO_KEY or not evidence[b, key]
@@ -212,8 +221,6 @@ def test_impossible_types_are_refused():
         run_decode(model, "mask_anchors(only='evidence')")
     with pytest.raises(fs.UserError, match="has no tokenizer to recognise them"):
         run_decode(model, "mask_anchors(only='structural')")
-    with pytest.raises(fs.UserError, match="restricts anchors, and the rule is 'first'"):
-        Keys("first", only="evidence")
 
 
 def test_pin_leaves_the_evidence_as_it_is():
@@ -293,7 +300,7 @@ def test_a_move_of_many_keys_is_exact():
     prompts = [list(range(1, 46)) * 2]
     order = tuple(range(70))
     model = build_model("unshifted")
-    edit = Edit("move", keys=Keys("positions", positions=order), to=Keys("first", 70), layers=(0,))
+    edit = Move(PositionKeys(order), to=FirstKey(70), layers=(0,))
     _, matrices = run_decode(model, edit, prompts=prompts, samples=["a"], steps=1)
     _, plain = run_decode(model, (), prompts=prompts, samples=["a"], steps=1)
     want = plain[0][0].clone()

@@ -7,66 +7,62 @@ import math
 import pytest
 
 from floatscope.errors import UserError
-from floatscope.interventions.edits import Edit, Keys
-
-
-def test_every_primitive_can_be_written_down():
-    Edit("bias", keys=Keys("anchors", 5), amount=-math.inf)
-    Edit("move", keys=Keys("anchors"), to=Keys("first"), layers=(3,))
-    Edit("scale", operand="value", keys=Keys("positions", positions=(0,)), amount=0.5)
-    Edit("zero", heads=(1, 2), steps=(0,))
-    Edit("sink", amount=0.0)
-    Edit("freeze", steps=(0,))
-    Edit("replace", keys=Keys("region", region="gold"), token="mask")
-    Edit("drop")
-
-
-def test_an_unknown_primitive_suggests_the_nearest():
-    with pytest.raises(
-        UserError, match=r"unknown edit primitive 'biass' \(did you mean 'bias'\?\); allowed: bias, move"
-    ):
-        Edit("biass", amount=1.0)
-
-
-@pytest.mark.parametrize(
-    ("primitive", "fields", "missing"),
-    [
-        ("bias", {"keys": Keys("first")}, "amount"),
-        ("bias", {"amount": 1.0}, "keys"),
-        ("move", {"to": Keys("first")}, "keys"),
-        ("scale", {"keys": Keys("first"), "amount": 2.0}, "operand"),
-        ("scale", {"keys": Keys("first"), "operand": "key"}, "amount"),
-        ("zero", {}, "heads"),
-        ("sink", {}, "amount"),
-        ("freeze", {}, "steps"),
-        ("replace", {"keys": Keys("first")}, "token"),
-    ],
+from floatscope.interventions.edits import (
+    HIDE,
+    Anchors,
+    Bias,
+    FirstKey,
+    Freeze,
+    LeastKeys,
+    Move,
+    PositionKeys,
+    RandomKeys,
+    RegionKeys,
+    ReplaceToken,
+    ScaleKeys,
+    VirtualSink,
+    ZeroHeads,
 )
-def test_a_missing_field_is_named(primitive, fields, missing):
-    with pytest.raises(UserError, match=f"edit '{primitive}' needs `{missing}`"):
-        Edit(primitive, **fields)
+
+INVALID = [
+    (lambda: Anchors(0), "k must be a number of keys, 1 or more, got 0"),
+    (lambda: Anchors(True), "k must be a number of keys, 1 or more, got True"),
+    (lambda: RandomKeys(-1), "k must be a number of keys, 1 or more, got -1"),
+    (lambda: FirstKey(0), "count must be a number of keys, 1 or more, got 0"),
+    (lambda: LeastKeys(1.0), "keep must be a number of keys, 1 or more, or a share between 0 and 1, got 1.0"),
+    (lambda: Anchors(of="after"), "unknown step of anchors 'after'"),
+    (lambda: Anchors(rows="prompt"), "unknown rows of anchors 'prompt'"),
+    (lambda: Anchors(only="mask"), "unknown type of anchors 'mask'"),
+    (lambda: LeastKeys(3, layer=-1), "layer of a key rule must be whole numbers of at least 0, got -1"),
+    (lambda: PositionKeys((-1,)), r"positions of a key rule must be whole numbers of at least 0, got \(-1,\)"),
+    (lambda: ZeroHeads(layers=(1,)), "edit 'zero heads' needs `heads`"),
+    (lambda: ZeroHeads(layers=(True,), heads=(0,)), r"layers of an edit must be whole numbers .* got \(True,\)"),
+    (lambda: ZeroHeads(heads=()), r"heads of an edit must be whole numbers of at least 0, got \(\)"),
+    (lambda: Freeze(-1), "step of an edit must be a whole number of at least 0, got -1"),
+    (lambda: Freeze(0, steps=(1,)), "edit 'freeze' sets its own steps; leave steps out"),
+    (lambda: Bias(FirstKey(), math.inf), "edit 'bias' takes a finite amount, got inf"),
+    (lambda: ScaleKeys(FirstKey(), math.nan), "edit 'scale keys' takes a finite amount, got nan"),
+    (lambda: VirtualSink(-math.inf), "edit 'virtual sink' takes a finite amount, got -inf"),
+    (lambda: ReplaceToken(FirstKey(), True), "token of an edit must be a text or a token id, got True"),
+    (lambda: Move(FirstKey(2)), "move can take the mass of a key only once"),
+    (lambda: Move(PositionKeys((1, 1))), "move can take the mass of a key only once"),
+    (lambda: Move(RegionKeys("gold")), "move needs a fixed number of keys, and RegionKeys does not have one"),
+    (lambda: Move(Anchors(), to=RegionKeys("gold")), "move needs a fixed number of keys, and RegionKeys"),
+    (lambda: Move(LeastKeys(2)), "move needs a fixed number of keys, and LeastKeys does not have one"),
+    (lambda: Bias(Anchors(2), 1.0, queries="others"), "queries='others' needs keys that all heads share"),
+]
 
 
-def test_an_unknown_operand_is_refused():
-    with pytest.raises(UserError, match=r"unknown operand of an edit 'query'.*; allowed: key, value"):
-        Edit("scale", keys=Keys("first"), operand="query", amount=1.0)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"rule": "anchor"}, r"unknown rule for keys 'anchor' \(did you mean 'anchors'\?\)"),
-        ({"rule": "anchors", "k": 0}, "k must be a number of keys, 1 or more, got 0"),
-        ({"rule": "anchors", "k": 0.5}, "k must be a number of keys, 1 or more, got 0.5"),
-        ({"rule": "anchors", "of": "after"}, "unknown step of anchors 'after'"),
-        ({"rule": "anchors", "rows": "prompt"}, "unknown rows of anchors 'prompt'"),
-    ],
-)
-def test_a_rule_for_keys_is_checked(fields, message):
+@pytest.mark.parametrize(("build", "message"), INVALID)
+def test_edits_and_key_rules_are_checked_when_they_are_made(build, message):
     with pytest.raises(UserError, match=message):
-        Keys(**fields)
+        build()
 
 
-def test_move_needs_a_fixed_number_of_keys():
-    with pytest.raises(UserError, match="move needs a fixed number of keys, and 'region' does not have one"):
-        Edit("move", keys=Keys("region", region="gold"))
+def test_the_same_target_twice_is_allowed():
+    Move(Anchors(2), to=PositionKeys((0, 0)))
+
+
+def test_an_edit_is_called_by_its_recipe_or_by_what_it_does():
+    assert str(Bias(Anchors(5), HIDE, name="mask_anchors(k=5)")) == "mask_anchors(k=5)"
+    assert str(ScaleKeys(Anchors(5), 2.0)) == "scale keys"

@@ -11,7 +11,17 @@ import torch
 from reference import BOS, KINDS, MASK, NAMES, PROMPTS, build_model, run_decode
 
 import floatscope as fs
-from floatscope.interventions.edits import Edit, Keys
+from floatscope.interventions.edits import (
+    Anchors,
+    Bias,
+    DropBos,
+    FirstKey,
+    MiddleKeys,
+    RandomKeys,
+    RandomSameCount,
+    ReplaceToken,
+    ScaleKeys,
+)
 from floatscope.interventions.recipes import parse_edits
 from floatscope.sampling import SAMPLERS
 
@@ -19,8 +29,8 @@ INF = float("inf")
 EVERYTHING = ["mask_anchors(k=2)", "pin(k=2)", "virtual_sink(score=1)", "scale_values(k=1, factor=0.5)",
               "zero_heads(pairs=[(1, 2)])"]  # fmt: skip
 DRAWN = [
-    Edit("bias", keys=Keys("random", 2, seed=4), amount=-INF),
-    Edit("scale", keys=Keys("middle", 1), operand="key", amount=2.0),
+    Bias(RandomKeys(2, seed=4), -INF),
+    ScaleKeys(MiddleKeys(1), 2.0),
 ]
 
 
@@ -199,23 +209,23 @@ def test_the_dense_backend_supports_virtual_sinks():
 
 def test_lists_and_tuples_give_equal_edits():
     written = {"steps": [0, 1], "layers": [1], "heads": [0]}
-    edit = Edit("bias", keys=Keys("first"), amount=-INF)
+    edit = Bias(FirstKey(), -INF)
     for name, values in written.items():  # as outside of tests, where types are not checked
         object.__setattr__(edit, name, values)
     edit.__post_init__()
-    assert edit == Edit("bias", (0, 1), (1,), (0,), keys=Keys("first"), amount=-INF)
+    assert edit == Bias(FirstKey(), -INF, steps=(0, 1), layers=(1,), heads=(0,))
     assert hash(edit)
 
 
 def test_tokens_are_replaced_at_the_keys_of_the_rule():
     """Also for anchors of one layer, of masked rows, of the first step, and for random keys."""
-    for keys in (Keys("anchors", 2, layer=1), Keys("anchors", 2, rows="masked"), Keys("anchors", 2, "first"),
-                 Keys("random", same_count_as=Keys("anchors", 2, rows="masked"))):  # fmt: skip
+    for keys in (Anchors(2, layer=1), Anchors(2, rows="masked"), Anchors(2, "first"),
+                 RandomSameCount(Anchors(2, rows="masked"))):  # fmt: skip
         inputs = []
         model = build_model("unshifted")
         hook = model.module.register_forward_pre_hook
         with hook(lambda _, args, kw, to=inputs: to.append(kw["input_ids"]), with_kwargs=True):
-            out, _ = run_decode(model, Edit("replace", keys=keys, token=33))
+            out, _ = run_decode(model, ReplaceToken(keys, 33))
         for step, ids in zip(out.steps, inputs[1:], strict=True):
             assert (ids != step.before.tokens).sum(-1).tolist() == [2, 2, 2], keys
 
@@ -227,6 +237,6 @@ def test_a_replacement_by_the_mask_token_is_not_filled():
 
 
 def test_recipes_become_edits():
-    (pinned, _) = parse_edits(["pin(k=2)", Edit("drop")])
-    assert pinned.keys == Keys("anchors", 2, "now", only="all but evidence")
-    assert pinned.to == Keys("anchors", 2, "first", only="all but evidence")
+    (pinned, _) = parse_edits(["pin(k=2)", DropBos()])
+    assert pinned.keys == Anchors(2, "now", only="all but evidence")
+    assert pinned.to == Anchors(2, "first", only="all but evidence")

@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 
 from floatscope.canvas import Regions, build_canvas
 from floatscope.capture.edit_tensors import NO_KEY
-from floatscope.interventions.edits import Keys
+from floatscope.interventions.edits import (
+    Anchors,
+    FirstKey,
+    KeyRule,
+    LeastKeys,
+    MiddleKeys,
+    PositionKeys,
+    RandomKeys,
+    RandomSameCount,
+    RegionKeys,
+)
 from floatscope.interventions.key_selection import Ranking, SelectionContext, select_keys, to_mask
 
 few = settings(max_examples=30)
@@ -34,7 +44,7 @@ def build_context(
     return SelectionContext(canvas, layer, HEADS, list(names[: len(lengths)])), Ranking(eligible, lift)
 
 
-def select_positions(keys: Keys, ranking: Ranking | None, context: SelectionContext) -> list[list[list[int]]]:
+def select_positions(keys: KeyRule, ranking: Ranking | None, context: SelectionContext) -> list[list[list[int]]]:
     """Keys counted from a sample's start, in their order."""
     first = context.first.tolist()
     return [
@@ -48,6 +58,7 @@ def by_lift(ranking: Ranking, b: int, h: int, first: int) -> list[int]:
     return [j - first for j in sorted(there, key=lambda j: -float(ranking.lift[b, h, j]))]
 
 
+RANKED = (Anchors, MiddleKeys, LeastKeys, RandomKeys)
 lengths = st.lists(st.integers(1, 30), min_size=1, max_size=4)
 
 
@@ -57,7 +68,7 @@ def test_rules_by_rank_equal_sorted_lists(lengths, seed, k, percent):
     context, ranking = build_context(lengths, seed)
     largest, middle, least, rest = (
         select_positions(keys, ranking, context)
-        for keys in (Keys("anchors", k), Keys("middle", k), Keys("least", k), Keys("least", percent / 100))
+        for keys in (Anchors(k), MiddleKeys(k), LeastKeys(k), LeastKeys(percent / 100))
     )
     for b in range(len(lengths)):
         for h in range(HEADS):
@@ -82,17 +93,18 @@ def test_a_share_is_rounded_exactly():
     ):
         canvas = build_canvas([[1] * count], 0, None)
         ranking = Ranking(torch.ones(1, count, dtype=torch.bool), torch.rand(1, 1, count))
-        (((*evicted,),),) = select_positions(Keys("least", share), ranking, SelectionContext(canvas, 0, 1, ["a"]))
+        (((*evicted,),),) = select_positions(LeastKeys(share), ranking, SelectionContext(canvas, 0, 1, ["a"]))
         assert len(evicted) == count - keep
 
 
 @few
-@given(lengths, st.integers(0, 99), st.sampled_from(["anchors", "middle", "least", "random"]), st.integers(1, 5))
-def test_the_keys_of_a_sample_do_not_depend_on_the_batch(lengths, seed, rule, k):
-    batched = select_positions(Keys(rule, k, seed=seed), *build_context(lengths, seed)[::-1])
+@given(lengths, st.integers(0, 99), st.sampled_from(RANKED), st.integers(1, 5))
+def test_the_keys_of_a_sample_do_not_depend_on_the_batch(lengths, seed, kind, k):
+    rule = RandomKeys(k, seed=seed) if kind is RandomKeys else kind(k)
+    batched = select_positions(rule, *build_context(lengths, seed)[::-1])
     for b, n in enumerate(lengths):
         context, ranking = build_context([n], seed, names="abcdef"[b])
-        (alone,) = select_positions(Keys(rule, k, seed=seed), ranking, context)
+        (alone,) = select_positions(rule, ranking, context)
         assert [sorted(head) for head in alone] == [sorted(head) for head in batched[b]]
 
 
@@ -100,8 +112,8 @@ def test_the_keys_of_a_sample_do_not_depend_on_the_batch(lengths, seed, rule, k)
 @given(lengths, st.integers(0, 99), st.integers(1, 6))
 def test_random_keys_are_distinct_and_eligible(lengths, seed, k):
     context, ranking = build_context(lengths, seed)
-    random = select_keys(Keys("random", k, seed=seed), ranking, context)
-    matched = select_keys(Keys("random", same_count_as=Keys("least", k), seed=seed), ranking, context)
+    random = select_keys(RandomKeys(k, seed=seed), ranking, context)
+    matched = select_keys(RandomSameCount(LeastKeys(k), seed=seed), ranking, context)
     for b in range(len(lengths)):
         available = int(ranking.eligible[b].sum())
         for got, count in ((random, min(k, available)), (matched, max(0, available - k))):
@@ -115,21 +127,21 @@ def test_random_keys_differ_by_seed_sample_step_layer_and_head():
     def draw(seed=0, name="a", **given):
         context, _ = build_context([200], 1, names=name, **given)
         return tuple(
-            select_positions(Keys("random", 8, seed=seed), Ranking(torch.ones(1, 200, dtype=torch.bool)), context)[0][0]
+            select_positions(RandomKeys(8, seed=seed), Ranking(torch.ones(1, 200, dtype=torch.bool)), context)[0][0]
         )
 
     draws = [draw(), draw(seed=1), draw(name="b"), draw(step=1), draw(layer=1)]
     assert len(set(draws)) == 5
     assert draw() == draws[0]
     context, ranking = build_context([200], 1)
-    assert len({tuple(head) for head in select_positions(Keys("random", 8), ranking, context)[0]}) == HEADS
+    assert len({tuple(head) for head in select_positions(RandomKeys(8), ranking, context)[0]}) == HEADS
 
 
 def test_random_keys_are_uniform():
     counts = torch.zeros(20)
     for step in range(400):
         context, _ = build_context([20], 0, step=step)
-        selected = select_keys(Keys("random", 5), Ranking(torch.ones(1, 20, dtype=torch.bool)), context)
+        selected = select_keys(RandomKeys(5), Ranking(torch.ones(1, 20, dtype=torch.bool)), context)
         counts += to_mask(selected, 20)[0].sum(0)
     share = counts / (400 * HEADS)  # a quarter, ± 0.0125
     assert (share - 0.25).abs().max() < 0.06
@@ -137,26 +149,26 @@ def test_random_keys_are_uniform():
 
 def test_positions_count_from_the_first_token():
     context, _ = build_context([5, 2], 0)
-    assert select_positions(Keys("positions", positions=(0, 3)), None, context) == [[[0, 3]] * HEADS, [[0]] * HEADS]
-    assert select_positions(Keys("first", 2), None, context) == [[[0, 0]] * HEADS] * 2
+    assert select_positions(PositionKeys((0, 3)), None, context) == [[[0, 3]] * HEADS, [[0]] * HEADS]
+    assert select_positions(FirstKey(2), None, context) == [[[0, 0]] * HEADS] * 2
 
 
 def test_a_region_excludes_padding():
     canvas = build_canvas(
         [[1] * 5, [1] * 2], 0, None, regions=Regions.from_spans([{"r": [(1, 3)]}, {"r": [(2, 4)]}], 5)
     )
-    assert select_positions(Keys("region", region="r"), None, SelectionContext(canvas, 0, 1, ["a", "b"])) in (
+    assert select_positions(RegionKeys("r"), None, SelectionContext(canvas, 0, 1, ["a", "b"])) in (
         [[[1, 2]], [[0]]],
         [[[2, 1]], [[0]]],
     )
     nothing = build_canvas([[1] * 5], 0, None, regions=Regions.from_spans([{"r": []}], 5))
-    assert select_keys(Keys("region", region="r"), None, SelectionContext(nothing, 0, 2, ["a"])).shape == (1, 2, 0)
+    assert select_keys(RegionKeys("r"), None, SelectionContext(nothing, 0, 2, ["a"])).shape == (1, 2, 0)
 
 
-@pytest.mark.parametrize("rule", ["anchors", "middle", "least", "random"])
+@pytest.mark.parametrize("rule", RANKED)
 def test_new_keys_have_no_rank_yet(rule):
     canvas = build_canvas([[1] * 9], 0, None)
     ranking = Ranking(torch.ones(1, 6, dtype=torch.bool), torch.rand(1, 1, 6))
-    (((*keys,),),) = select_positions(Keys(rule, 5), ranking, SelectionContext(canvas, 0, 1, ["a"]))
+    (((*keys,),),) = select_positions(rule(5), ranking, SelectionContext(canvas, 0, 1, ["a"]))
     assert keys
     assert max(keys) < 6

@@ -23,7 +23,7 @@ from reference import (
 )
 
 from floatscope.canvas import Regions
-from floatscope.interventions.edits import Edit, Keys
+from floatscope.interventions.edits import Anchors, Bias, FirstKey, MiddleKeys, Move, PositionKeys
 from floatscope.interventions.recipes import RECIPES, build_control, parse_edits
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*selected no keys")
@@ -138,7 +138,7 @@ def test_a_bos_dropped_for_one_step_disables_the_cache():
 
 COMBINATIONS = [
     (
-        [Edit("bias", keys=Keys("anchors", 2), amount=1.5), Edit("bias", keys=Keys("first"), amount=-0.5, heads=(1,))],
+        [Bias(Anchors(2), 1.5), Bias(FirstKey(), -0.5, heads=(1,))],
         [Rule("add", anchors(2), amount=1.5), Rule("add", first(), amount=-0.5, heads=(1,))],
     ),
     (
@@ -203,19 +203,19 @@ def test_freeze_combines_with_other_edits(edits, rules):
 
 
 RULES = [
-    (Edit("bias", keys=Keys("middle", 2), amount=-INF), [Rule("hide", middle(2))]),
-    (Edit("bias", keys=Keys("middle", 3, "now"), amount=1.0), [Rule("add", middle(3, "now"), amount=1.0)]),
-    (Edit("bias", keys=Keys("anchors", 2, layer=0), amount=-INF), [Rule("hide", anchors(2, layer=0))]),
+    (Bias(MiddleKeys(2), -INF), [Rule("hide", middle(2))]),
+    (Bias(MiddleKeys(3, "now"), 1.0), [Rule("add", middle(3, "now"), amount=1.0)]),
+    (Bias(Anchors(2, layer=0), -INF), [Rule("hide", anchors(2, layer=0))]),
     (
-        Edit("bias", keys=Keys("anchors", 1, layer=1), amount=-INF, steps=(1, 2)),
+        Bias(Anchors(1, layer=1), -INF, steps=(1, 2)),
         [Rule("hide", anchors(1, layer=1), steps=(1, 2))],
     ),
     (
-        Edit("bias", keys=Keys("positions", positions=(0, 2)), amount=-1.0, queries="answer"),
+        Bias(PositionKeys((0, 2)), -1.0, queries="answer"),
         [Rule("add", positions(0, 2), amount=-1.0, rows=region("answer"))],
     ),
     (
-        Edit("move", keys=Keys("anchors", 1, "now"), to=Keys("anchors", 1, "first"), queries="masked"),
+        Move(Anchors(1, "now"), to=Anchors(1, "first"), queries="masked"),
         [Rule("move", anchors(1, "now"), anchors(1, "first"), rows=region("MASKED"))],
     ),
 ]  # fmt: skip

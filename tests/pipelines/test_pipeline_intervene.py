@@ -287,7 +287,7 @@ def test_other_edits_are_another_experiment(finished):
     model, path = finished
     with pytest.raises(UserError, match=r"cannot be resumed with other settings: edits: .*k=2.*k=3"):
         plan_intervention(model, FEW, path, [Condition("baseline"), *build_conditions("mask_anchors(k=3)")], **HOW)
-    unnamed = [fs.Edit("sink", amount=score) for score in (0.0, 1.0)]  # both are called sink
+    unnamed = [fs.edits.VirtualSink(score) for score in (0.0, 1.0)]  # both are called sink
     list(plan_evaluation(model, FEW[:1], path.parent / "sink", edits=unnamed[0], nll_only=True, **HOW))
     with pytest.raises(UserError, match="edits_sha256"):
         plan_evaluation(model, FEW[:1], path.parent / "sink", edits=unnamed[1], nll_only=True, **HOW)

@@ -9,7 +9,7 @@
 They apply in this order: scores are biased, the softmax includes the sink, mass moves, heads are silenced. All of it is
 exact and never builds a [T, T] matrix. `edited_attention.attend_with_edits` runs a call with its edits:
 
-    edits = EditTensors(biases=(Bias(torch.full((1, 1, 512), 2.0)),))
+    edits = EditTensors(biases=(BiasTensors(torch.full((1, 1, 512), 2.0)),))
     attend_with_edits(replace(call, edits=edits))
 """
 
@@ -28,7 +28,7 @@ NO_KEY = -1
 
 
 @dataclass(frozen=True)
-class Bias:
+class BiasTensors:
     """Numbers to add to the scores of keys; `h` is the number of heads, or 1 for all heads."""
 
     keys: Float[Tensor, "batch h key"]
@@ -37,7 +37,7 @@ class Bias:
 
 
 @dataclass(frozen=True)
-class Move:
+class MoveTensors:
     """Mass to move from each source to its target, rank by rank."""
 
     source: Int[Tensor, "batch head rank"]  # distinct within a head, or NO_KEY
@@ -49,9 +49,9 @@ class Move:
 class EditTensors:
     """All edits of one attention call."""
 
-    biases: tuple[Bias, ...] = ()
+    biases: tuple[BiasTensors, ...] = ()
     sink: Float[Tensor, " head"] | None = None  # -inf: no sink in this head
-    moves: tuple[Move, ...] = ()
+    moves: tuple[MoveTensors, ...] = ()
     silent_heads: Bool[Tensor, " head"] | None = None
 
     @property
@@ -66,7 +66,7 @@ class EditTensors:
             replace(x, keys=x.keys[one, :, keys], queries=_slice_queries(x.queries, one, rows)) for x in self.biases
         )
         moves = tuple(
-            Move(
+            MoveTensors(
                 _shift_keys(x.source[one], keys),
                 None if x.target is None else _shift_keys(x.target[one], keys),
                 _slice_queries(x.queries, one, rows),
@@ -145,7 +145,14 @@ class EditTensors:
                 p.scatter_add_(-1, target.expand_as(mass), mass)
 
     def _read_mass(
-        self, move: Move, p: Tensor, rows: Tensor, keys: slice, visible: Tensor | None, heads: slice, b: int | Tensor
+        self,
+        move: MoveTensors,
+        p: Tensor,
+        rows: Tensor,
+        keys: slice,
+        visible: Tensor | None,
+        heads: slice,
+        b: int | Tensor,
     ) -> tuple[Tensor, Tensor]:
         """The mass that leaves each source, [head, row, rank], and the index of the source in `p`."""
         width = p.shape[-1]

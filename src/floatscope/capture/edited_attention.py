@@ -17,7 +17,7 @@ from torch import Tensor
 
 from floatscope.capture import attention, biased_kernel
 from floatscope.capture.attention import MASK_BLOCK, AttentionCall, AttentionResult, expand_mask
-from floatscope.capture.edit_tensors import NO_KEY, EditTensors, Move
+from floatscope.capture.edit_tensors import NO_KEY, EditTensors, MoveTensors
 from floatscope.capture.visibility import HIDDEN_SCORE
 
 HIDDEN_KEY_BIAS = -8192.0
@@ -118,7 +118,7 @@ def _log_sum_exp(call: AttentionCall) -> Float[Tensor, "batch head query"]:
     return out
 
 
-def _moved_output(call: AttentionCall, move: Move, lse: Tensor) -> Float[Tensor, "batch head query value_dim"]:
+def _moved_output(call: AttentionCall, move: MoveTensors, lse: Tensor) -> Float[Tensor, "batch head query value_dim"]:
     """What a move adds to the output: the mass of each source times the difference of the values."""
     source = move.source.clamp_min(0)
     moves = (move.source != NO_KEY)[:, :, None] & call.visibility.can_see(source)

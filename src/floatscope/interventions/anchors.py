@@ -26,7 +26,7 @@ from floatscope.capture.attention import AttentionCall, full_precision
 from floatscope.capture.plan import build_baseline
 from floatscope.capture.reduction_spec import ReductionSpec
 from floatscope.capture.visibility import Visibility
-from floatscope.interventions.edits import Keys
+from floatscope.interventions.key_rules import Anchors, KeyRule, RankingSource
 from floatscope.interventions.key_selection import Ranking, select_largest
 from floatscope.interventions.unedited import UneditedCall
 from floatscope.schema import MIN_VISIBLE_ROWS
@@ -80,7 +80,7 @@ class AnchorTracker:
     _first: dict[tuple[int, str], Ranking] = field(default_factory=dict)
     _sums: dict[tuple[int, str], ReceivedAttention] = field(default_factory=dict)  # for a model with a cache
     # The rest belongs to the current step only.
-    _selected: dict[tuple[Keys, torch.device], dict[int, Tensor]] = field(default_factory=dict)
+    _selected: dict[tuple[Anchors, torch.device], dict[int, Tensor]] = field(default_factory=dict)
     _expected: dict[tuple[object, str], tuple[Visibility, ReductionSpec, ReceivedAttention]] = field(
         default_factory=dict
     )
@@ -109,21 +109,21 @@ class AnchorTracker:
         if canvas.step == 0:
             self._first[index] = self._now[index]
 
-    def find_ranking(self, keys: Keys, layer: int) -> Ranking | None:
+    def find_ranking(self, rule: KeyRule, layer: int) -> Ranking | None:
         """The ranking of the layer and the step that a rule refers to; None if it is not known, or not needed."""
-        if not keys.needs_ranking:
+        source = rule.ranking
+        if source is None:
             return None
-        rule = keys.reference
-        index = (layer if rule.layer is None else rule.layer, rule.rows)
-        rankings = {"now": self._now, "first": self._first, "before": self._previous or self._now}[rule.of]
+        index = (layer if source.layer is None else source.layer, source.rows)
+        rankings = {"now": self._now, "first": self._first, "before": self._previous or self._now}[source.of]
         return rankings.get(index) or self._now.get(index)
 
-    def select_previous_anchors(self, keys: Keys, canvas: CanvasState) -> dict[int, Tensor] | None:
+    def select_previous_anchors(self, keys: Anchors, canvas: CanvasState) -> dict[int, Tensor] | None:
         """The anchors of the previous step by layer, selected for all layers in a few kernel launches.
 
-        None for other rules, and in the first step.
+        None for anchors of another step or of one layer, and in the first step.
         """
-        if keys.rule != "anchors" or keys.of != "before" or keys.layer is not None or not self._previous:
+        if keys.of != "before" or keys.layer is not None or not self._previous:
             return None
         device = canvas.tokens.device
         if (keys, device) not in self._selected:
@@ -134,15 +134,14 @@ class AnchorTracker:
             }
             lifts = torch.stack([ranking.lift for ranking in rankings.values() if ranking.lift is not None])
             eligible = torch.stack([ranking.eligible for ranking in rankings.values()])
-            selected = select_largest(lifts, eligible[:, :, None].expand_as(lifts), int(keys.k))
+            selected = select_largest(lifts, eligible[:, :, None].expand_as(lifts), keys.k)
             self._selected[keys, device] = dict(zip(rankings, selected, strict=True))
         return self._selected[keys, device]
 
-    def mean_ranking(self, keys: Keys, canvas: CanvasState) -> Ranking:
+    def mean_ranking(self, source: RankingSource, canvas: CanvasState) -> Ranking:
         """The ranking by mean lift over heads, and over layers unless the rule names one, for edits of the canvas."""
-        rule = keys.reference
-        known = self._first if rule.of == "first" else self._now
-        layers = [ranking for (i, rows), ranking in known.items() if rows == rule.rows and rule.layer in (None, i)]
+        known = self._first if source.of == "first" else self._now
+        layers = [ranking for (i, rows), ranking in known.items() if rows == source.rows and source.layer in (None, i)]
         layers = [ranking.pad_to(canvas.tokens.shape[1]) for ranking in layers]
         lifts = [ranking.lift.mean(1, keepdim=True) for ranking in layers if ranking.lift is not None]
         device = canvas.tokens.device

@@ -9,8 +9,17 @@ import torch
 
 from floatscope.canvas import CanvasState
 from floatscope.errors import UserError, unknown_choice
-from floatscope.interventions.edits import OTHER_ROWS, Edit, Keys
-from floatscope.interventions.intervention import CANVAS_PRIMITIVES, resolve_token
+from floatscope.interventions.edits import OTHER_ROWS, CanvasEdit, DropBos, Edit, Freeze, ReplaceToken, RowEdit
+from floatscope.interventions.intervention import resolve_token
+from floatscope.interventions.key_rules import (
+    Anchors,
+    KeyRule,
+    MiddleKeys,
+    PositionKeys,
+    RandomKeys,
+    RankingSource,
+    RegionKeys,
+)
 from floatscope.interventions.key_selection import EVIDENCE
 from floatscope.models.model import Model
 from floatscope.schema import State
@@ -28,14 +37,14 @@ def check_edits(edits: Sequence[Edit], model: Model, canvas: CanvasState) -> Non
                 raise UserError(f"{edit} acts on {axis} {missing[0]}, but {has}")
         _check_keys(edit, model, canvas, layers)
         _check_canvas_edit(edit, model, canvas)
-        if edit.queries is not None and edit.queries not in (rows := (OTHER_ROWS, *STATES, *canvas.regions.names)):
+        rows = (OTHER_ROWS, *STATES, *canvas.regions.names)
+        if isinstance(edit, RowEdit) and edit.queries is not None and edit.queries not in rows:
             raise unknown_choice(f"region in {edit}: the samples do not have", edit.queries, rows)
-        if edit.primitive == "freeze" and model.spec.paradigm == "arm":
+        if isinstance(edit, Freeze) and model.spec.paradigm == "arm":
             raise UserError(f"{edit} needs the same queries at every step, but {model.spec.name} has new ones")
     for a, b in combinations(edits, 2):
-        is_exclusive = a.primitive == b.primitive and a.primitive in ("move", "freeze", "sink")
-        axes = ("layers", "heads") if a.primitive == "freeze" else ("steps", "layers", "heads")
-        if is_exclusive and all(_overlap(getattr(a, name), getattr(b, name)) for name in axes):
+        overlap = all(_overlap(getattr(a, name), getattr(b, name)) for name in ("steps", "layers", "heads"))
+        if type(a) is type(b) and a.is_exclusive and overlap:
             raise UserError(f"{a} and {b} conflict where both act; give them different steps, layers or heads")
 
 
@@ -48,12 +57,12 @@ def count_layers_and_heads(model: Model) -> tuple[int | None, int | None]:
 
 def _check_canvas_edit(edit: Edit, model: Model, canvas: CanvasState) -> None:
     name = model.spec.name
-    axis = next((axis for axis in ("layers", "heads", "queries") if getattr(edit, axis) is not None), None)
-    if edit.primitive in CANVAS_PRIMITIVES and axis is not None:
+    axis = next((axis for axis in ("layers", "heads") if getattr(edit, axis) is not None), None)
+    if isinstance(edit, CanvasEdit) and axis is not None:
         raise UserError(f"{edit} changes the input of the whole model and takes no {axis}; leave {axis} out")
-    if edit.primitive == "replace" and not 0 <= resolve_token(edit, model) < model.vocab_size:
+    if isinstance(edit, ReplaceToken) and not 0 <= resolve_token(edit, model) < model.vocab_size:
         raise UserError(f"{edit} names a token that {name} does not have; ids go up to {model.vocab_size - 1}")
-    if edit.primitive != "drop":
+    if not isinstance(edit, DropBos):
         return
     if model.spec.bos_id is None:
         raise UserError(f"{name} has no bos token to drop")
@@ -64,30 +73,28 @@ def _check_canvas_edit(edit: Edit, model: Model, canvas: CanvasState) -> None:
 def _check_keys(edit: Edit, model: Model, canvas: CanvasState, layers: int | None) -> None:
     name = model.spec.name
     length = int(canvas.valid.sum(-1).min())
-    for keys in (edit.keys, edit.to):
-        if keys is None:
-            continue
-        layer, of = keys.reference.layer, keys.reference.of
-        if layer is not None and layers is not None and not 0 <= layer < layers:
-            raise UserError(f"{edit} uses anchors of layer {layer}, but {name} has layers 0 to {layers - 1}")
-        if layer is not None and of == "now" and edit.layers and min(edit.layers) < layer:
-            later = f"uses anchors of layer {layer} of the same step, which comes later"
-            raise UserError(f"{edit} acts on layer {min(edit.layers)} but {later}")
-        if keys.rule not in ("region", "positions", "first") and keys.k > length:
-            raise UserError(f"{edit} picks {keys.k} keys, but a canvas has {length}; give a smaller k")
-        _check_anchor_type(edit, keys.reference, model, canvas)
-        for rule in (keys, keys.reference):
-            known = (*STATES, *canvas.regions.names)
-            if rule.rule == "region" and rule.region not in known:
-                raise unknown_choice(f"region in {edit}: the samples do not have", str(rule.region), known)
-        if keys.rule == "positions" and any(p >= length for p in keys.positions):
-            raise UserError(f"{edit} picks position {max(keys.positions)}, but a canvas has {length}")
+    for rule in dict.fromkeys(rule for keys in edit.key_rules for rule in (keys, keys.reference)):
+        of, layer, _ = rule.ranking or RankingSource()
+        if layer is not None:
+            if layers is not None and layer >= layers:
+                raise UserError(f"{edit} uses anchors of layer {layer}, but {name} has layers 0 to {layers - 1}")
+            if of == "now" and edit.layers and min(edit.layers) < layer:
+                later = f"uses anchors of layer {layer} of the same step, which comes later"
+                raise UserError(f"{edit} acts on layer {min(edit.layers)} but {later}")
+        if isinstance(rule, Anchors | MiddleKeys | RandomKeys) and rule.k > length:
+            raise UserError(f"{edit} picks {rule.k} keys, but a canvas has {length}; give a smaller k")
+        _check_anchor_type(edit, rule, model, canvas)
+        known = (*STATES, *canvas.regions.names)
+        if isinstance(rule, RegionKeys) and rule.region not in known:
+            raise unknown_choice(f"region in {edit}: the samples do not have", rule.region, known)
+        if isinstance(rule, PositionKeys) and any(p >= length for p in rule.positions):
+            raise UserError(f"{edit} picks position {max(rule.positions)}, but a canvas has {length}")
 
 
-def _check_anchor_type(edit: Edit, keys: Keys, model: Model, canvas: CanvasState) -> None:
-    if keys.only == EVIDENCE and EVIDENCE not in canvas.regions.names:
+def _check_anchor_type(edit: Edit, rule: KeyRule, model: Model, canvas: CanvasState) -> None:
+    if isinstance(rule, Anchors) and rule.only == EVIDENCE and EVIDENCE not in canvas.regions.names:
         raise UserError(f"{edit} edits evidence, but the samples have no region '{EVIDENCE}'; use another type")
-    if keys.only == "structural" and model.tokenizer is None:
+    if rule.needs_structure and model.tokenizer is None:
         raise UserError(f"{edit} edits structural tokens, but {model.spec.name} has no tokenizer to recognise them")
 
 

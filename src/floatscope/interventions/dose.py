@@ -18,25 +18,26 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from floatscope.interventions.edits import Edit
+from floatscope.interventions.edits import Bias, Edit, KeyEdit, Move, ScaleValues, ZeroHeads
 from floatscope.interventions.key_selection import Selection, to_mask
 from floatscope.interventions.unedited import UneditedCall
 
 
 def has_dose(edit: Edit) -> bool:
     """Whether the attention that an edit moves is defined."""
-    return edit.primitive in ("zero", "move") or edit.hides_keys or edit.operand == "value"
+    return isinstance(edit, ZeroHeads | Move | ScaleValues) or (isinstance(edit, Bias) and edit.hides_keys)
 
 
-def measure_dose(edit: Edit, selection: Selection, unedited: UneditedCall) -> Float[Tensor, " batch"]:
-    """The attention that an edit of keys moves in one call, summed over rows and heads."""
-    if edit.primitive == "move":
+def measure_dose(edit: KeyEdit, selection: Selection, unedited: UneditedCall) -> Float[Tensor, " batch"]:
+    """The attention that an edit of keys moves in one call, summed over rows and heads; 0 if it moves none."""
+    if isinstance(edit, Move):
         return unedited.moved(selection.keys, selection.target, selection.queries)
     edited = to_mask(selection.keys, unedited.call.visibility.keys)
-    if edit.hides_keys:
+    if isinstance(edit, Bias) and edit.hides_keys:
         return (unedited.hidden(selection.queries).double() * edited).sum((1, 2))
-    assert edit.amount is not None
-    return (unedited.received().double() * edited).sum((1, 2)) * abs(1 - edit.amount)
+    if isinstance(edit, ScaleValues):
+        return (unedited.received().double() * edited).sum((1, 2)) * abs(1 - edit.factor)
+    return edited.new_zeros(len(edited), dtype=torch.float64)
 
 
 @dataclass

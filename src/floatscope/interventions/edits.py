@@ -1,198 +1,313 @@
-"""Edits as values: `Edit`, one change inside the attention call, and `Keys`, a rule that picks the keys it acts on.
+"""Edits as values: one class for each change inside an attention call, or of the canvas before it.
 
-    Edit("bias", keys=Keys("anchors", k=5), amount=-float("inf"))           # hide the 5 anchors of the previous step
-    Edit("move", keys=Keys("anchors"), to=Keys("first"), layers=(2, 3))     # move the anchor's mass to the first token
-    Edit("zero", layers=(3,), heads=(1,))                                   # zero the output of a head
+    Bias(Anchors(5), HIDE)                                  # hide the 5 anchors of the previous step
+    Move(Anchors(1), to=FirstKey(), layers=(2, 3))          # move the anchor's mass to the first token
+    ZeroHeads(layers=(3,), heads=(1,))                      # zero the output of a head
 
-They are checked when they are made, and need no torch. `recipes` builds them from text, `intervention` applies them.
+Every edit takes `steps`, `layers` and `heads`; None means all of them. Edits are checked when they are made, and need
+no torch. `recipes` builds them from text, `intervention` applies them.
+
+Example:
+    hide_first = fs.edits.Bias(fs.edits.FirstKey(), fs.edits.HIDE, layers=(3,))
+    fs.decode(fs.load("twin:mdm"), "Where does Mira live?", new_tokens=4, edits=hide_first).text
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar
 
-from floatscope.errors import UserError, unknown_choice
+from floatscope.errors import UserError
+from floatscope.interventions.key_rules import (
+    Anchors,
+    FirstKey,
+    KeyRule,
+    LeastKeys,
+    MiddleKeys,
+    MiddleSameCount,
+    PositionKeys,
+    RandomKeys,
+    RandomSameCount,
+    RandomSameMass,
+    RegionKeys,
+    is_index,
+)
 
-KEY_RULES = ("anchors", "middle", "least", "random", "region", "positions", "first")
-ANCHOR_STEPS = ("before", "now", "first")
-ANCHOR_ROWS = ("all", "masked")
-ANCHOR_TYPES = ("all", "first", "structural", "evidence", "all but evidence")
-SHARED_RULES = ("region", "positions", "first")
-"""Rules that pick the same keys for all heads and layers."""
-PRIMITIVES = ("bias", "move", "scale", "zero", "sink", "freeze", "replace", "drop")
-REQUIRED_FIELDS = {
-    "bias": ("keys", "amount"),
-    "move": ("keys",),
-    "scale": ("keys", "operand", "amount"),
-    "zero": ("heads",),
-    "sink": ("amount",),
-    "freeze": ("steps",),
-    "replace": ("keys", "token"),
-}
-OPERANDS = ("key", "value")
+__all__ = [
+    "HIDE",
+    "Anchors",
+    "Bias",
+    "CanvasEdit",
+    "DropBos",
+    "Edit",
+    "FirstKey",
+    "Freeze",
+    "KeyEdit",
+    "KeyRule",
+    "LeastKeys",
+    "MiddleKeys",
+    "MiddleSameCount",
+    "Move",
+    "PositionKeys",
+    "RandomKeys",
+    "RandomSameCount",
+    "RandomSameMass",
+    "RegionKeys",
+    "ReplaceToken",
+    "ScaleKeys",
+    "ScaleValues",
+    "VirtualSink",
+    "ZeroHeads",
+]
+
+HIDE = -math.inf
+"""The `amount` of a `Bias` that hides its keys. The row of a key itself still sees it, so that no row is empty."""
 OTHER_ROWS = "others"
-"""`Edit.queries`: all rows except those of the picked keys, or with `same_mass_as`, of the keys of the other rule."""
+"""`KeyEdit.queries`: all rows except those of the picked keys, or in a control, of the keys that it matches."""
 
 
-@dataclass(frozen=True)
-class Keys:
-    """A rule that picks keys, separately for each sample, layer and head.
-
-    anchors     the `k` keys with the largest lift, in the attention before the edit
-    middle      `k` keys with a lift of middle rank
-    least       all except the `k` keys with the largest lift; a `k` below 1 is a share of the keys
-    random      `k` random keys among those that could be anchors
-    region      all keys of a region
-    positions   positions counted from the sample's first token
-    first       the sample's first token
-
-    `only` restricts anchors by type: of the `k` anchors, `first` keeps the sample's first token, `structural` bos,
-    special tokens, masks, template, punctuation and whitespace, `evidence` the region of that name, and `all but
-    evidence` the others. A head may have no anchor of a type.
-
-    A control picks `random` keys (or `middle` ones) that match those of another rule: as many as `same_count_as` picks,
-    or, with `same_mass_as`, keys that the other rule does not pick, until they hold as much attention. It picks none
-    where the other rule picks none, and no evidence if the other rule excludes it. If the other rule picks the same
-    keys for all heads, layers and steps, random keys are drawn in one order for all of them.
-
-    Example:
-        fs.Keys("anchors", k=5)
-        fs.Keys("anchors", k=5, only="structural")
-        fs.Keys("region", region="gold")
-    """
-
-    rule: str
-    k: int | float = 1
-    of: str = "before"  # the step of the anchors: the previous one | now | the first one
-    layer: int | None = None  # the layer of the anchors; None: the edited layer
-    rows: str = "all"  # lift over all rows | masked: over rows on a mask
-    region: str | None = None
-    positions: tuple[int, ...] = ()
-    seed: int = 0
-    only: str = "all"  # the type of anchors
-    same_count_as: Keys | None = None
-    same_mass_as: Keys | None = None
-
-    def __post_init__(self) -> None:
-        for kind, value, allowed in (
-            ("rule for keys", self.rule, KEY_RULES),
-            ("step of anchors", self.of, ANCHOR_STEPS),
-            ("rows of anchors", self.rows, ANCHOR_ROWS),
-            ("type of anchors", self.only, ANCHOR_TYPES),
-        ):
-            if value not in allowed:
-                raise unknown_choice(kind, str(value), allowed)
-        is_share = self.rule == "least" and isinstance(self.k, float) and 0 < self.k < 1
-        if not is_share and not (_is_index(self.k) and self.k >= 1):
-            or_share = ", or a share between 0 and 1" if self.rule == "least" else ""
-            raise UserError(f"k must be a number of keys, 1 or more{or_share}, got {self.k!r}")
-        if self.only != "all" and self.rule != "anchors":
-            raise UserError(f"only={self.only!r} restricts anchors, and the rule is '{self.rule}'; use rule 'anchors'")
-        if self.same_mass_as is not None and (self.rule != "random" or self.same_count_as is not None):
-            raise UserError("same_mass_as needs the rule 'random', and no same_count_as")
-        object.__setattr__(self, "positions", tuple(self.positions))
-        for name, values in (("layer", () if self.layer is None else (self.layer,)), ("positions", self.positions)):
-            if not all(_is_index(i) for i in values):
-                raise UserError(
-                    f"{name} of a key rule must be whole numbers of at least 0, got {getattr(self, name)!r}"
-                )
-
-    @property
-    def reference(self) -> Keys:
-        """The rule that this one matches: `same_count_as` or `same_mass_as` if given, else this rule."""
-        return self.same_count_as or self.same_mass_as or self
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether all heads and layers pick the same keys."""
-        return self.reference.rule in SHARED_RULES and self.same_mass_as is None
-
-    @property
-    def needs_ranking(self) -> bool:
-        """Whether the rule depends on the lift of the keys."""
-        return self.reference.rule not in SHARED_RULES
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Edit:
-    """One change inside the attention call. `None` for steps, layers, heads or queries means all of them.
+    """A change of the attention while a model decodes. Use one of its subclasses, in `fs.edits`, or a recipe.
 
-    bias     add `amount` (−inf hides) to the scores of `keys` in the rows of `queries`
-    move     move the mass of each row from `keys` to `to`, rank by rank; without `to`, spread it over all visible keys
-    scale    multiply the `operand` ("key" or "value") of `keys` by `amount`
-    zero     set the output of `heads` to zero
-    sink     add a key with the score `amount` and the value zero
-    freeze   use the queries and keys of the first of `steps` in all later steps, with the current values
-    replace  show the model `token` at the positions of `keys`
-    drop     hide the sample's first token (bos) from the model
+    Args:
+        steps: The steps at which the edit acts; None: all.
+        layers: The layers in which it acts; None: all.
+        heads: The heads on which it acts; None: all.
+        name: The edit as people write it.
 
     Example:
-        edit = fs.Edit("bias", keys=fs.Keys("first"), amount=float("-inf"), layers=(3,))
+        edit = fs.edits.Bias(fs.edits.FirstKey(), fs.edits.HIDE, layers=(3,))
         fs.decode(fs.load("twin:mdm"), "Where does Mira live?", new_tokens=4, edits=edit).text
     """
 
-    primitive: str
+    verb: ClassVar[str] = "edit"
+    """What the edit does, in messages."""
+    is_exclusive: ClassVar[bool] = False
+    """Whether two edits of this class cannot act at the same place."""
+
     steps: tuple[int, ...] | None = None
     layers: tuple[int, ...] | None = None
     heads: tuple[int, ...] | None = None
-    queries: str | None = None  # a region, or masked | committed | prompt | others (all rows except those of the keys)
-    keys: Keys | None = None
-    to: Keys | None = None
-    operand: str | None = None
-    amount: float | None = None
-    token: str | int | None = None
-    name: str = ""  # the recipe as written
+    name: str = ""
 
     def __post_init__(self) -> None:
-        if self.primitive not in PRIMITIVES:
-            raise unknown_choice("edit primitive", self.primitive, PRIMITIVES)
-        for name in REQUIRED_FIELDS.get(self.primitive, ()):
-            if getattr(self, name) is None:
-                raise UserError(f"edit '{self.primitive}' needs `{name}`")
-        if self.operand is not None and self.operand not in OPERANDS:
-            raise unknown_choice("operand of an edit", self.operand, OPERANDS)
-        if self.queries == OTHER_ROWS and (self.keys is None or not self.keys.reference.is_shared):
-            raise UserError("queries='others' needs keys that all heads share: a region, positions or the first token")
         for name in ("steps", "layers", "heads"):
             values = getattr(self, name)
-            is_valid = isinstance(values, Sequence) and values and all(_is_index(i) for i in values)
+            is_valid = isinstance(values, Sequence) and values and all(is_index(i) for i in values)
             if values is not None and not is_valid:
                 raise UserError(f"{name} of an edit must be whole numbers of at least 0, got {values!r}")
             object.__setattr__(self, name, None if values is None else tuple(values))
-        if self.amount is not None and not (self.hides_keys or math.isfinite(self.amount)):
-            raise UserError(f"edit '{self.primitive}' takes a finite amount, got {self.amount}")
-        if not isinstance(self.queries, str | None):
-            raise UserError(f"queries of an edit must be the name of a region, got {self.queries!r}")
-        if not isinstance(self.token, str | int | None) or isinstance(self.token, bool):
-            raise UserError(f"token of an edit must be a text or a token id, got {self.token!r}")
-        if self.primitive == "move":
-            self._check_move()
-
-    def _check_move(self) -> None:
-        rules = [keys for keys in (self.keys, self.to) if keys is not None]
-        if unranked := [keys.rule for keys in rules if keys.rule in ("least", "region")]:
-            raise UserError(
-                f"move needs a fixed number of keys, and '{unranked[0]}' does not have one; use another rule"
-            )
-        source = rules[0]
-        if (source.rule == "first" and source.k > 1) or len(set(source.positions)) < len(source.positions):
-            raise UserError("move can take the mass of a key only once; name each key once")
 
     def __str__(self) -> str:
-        return self.name or self.primitive
+        return self.name or self.verb
 
     @property
-    def hides_keys(self) -> bool:
-        """Whether the edit hides its keys."""
-        return self.primitive == "bias" and self.amount == -math.inf
+    def key_rules(self) -> tuple[KeyRule, ...]:
+        """The rules of the edit: for the keys it acts on, and for their targets."""
+        return ()
+
+    @property
+    def first_step(self) -> int:
+        """The first step at which the edit changes something."""
+        return 0 if self.steps is None else min(self.steps)
 
     def is_active(self, step: int, layer: int) -> bool:
         """Whether the edit acts at this step and layer."""
         return (self.steps is None or step in self.steps) and (self.layers is None or layer in self.layers)
 
 
-def _is_index(i: object) -> bool:
-    """Whether `i` is a whole number of at least 0 (a bool is not)."""
-    return isinstance(i, int) and not isinstance(i, bool) and i >= 0
+# Edits of keys
+
+
+@dataclass(frozen=True)
+class KeyEdit(Edit):
+    """An edit of the keys that a rule picks."""
+
+    keys: KeyRule
+
+    @property
+    def key_rules(self) -> tuple[KeyRule, ...]:
+        """The rule for the keys."""
+        return (self.keys,)
+
+
+@dataclass(frozen=True)
+class RowEdit(KeyEdit):
+    """An edit of keys in the rows of `queries`: a region, or masked, committed, prompt or others; None: all rows."""
+
+    queries: str | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.queries, str | None):
+            raise UserError(f"queries of an edit must be the name of a region, got {self.queries!r}")
+        if self.queries == OTHER_ROWS and not self.keys.reference.is_shared:
+            raise UserError("queries='others' needs keys that all heads share: a region, positions or the first token")
+
+
+@dataclass(frozen=True)
+class Bias(RowEdit):
+    """Add `amount` to the scores of `keys` in the rows of `queries`; `HIDE` hides them."""
+
+    verb: ClassVar[str] = "bias"
+
+    amount: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.hides_keys:
+            _check_finite(self, self.amount)
+
+    @property
+    def hides_keys(self) -> bool:
+        """Whether the keys become invisible."""
+        return self.amount == HIDE
+
+
+@dataclass(frozen=True)
+class Move(RowEdit):
+    """Move the mass of each row from `keys` to the keys `to`, rank by rank; without `to`, spread it over all visible
+    keys."""
+
+    verb: ClassVar[str] = "move"
+    is_exclusive: ClassVar[bool] = True
+
+    to: KeyRule | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for rule in self.key_rules:
+            if not rule.has_fixed_count:
+                kind = type(rule).__name__
+                raise UserError(f"move needs a fixed number of keys, and {kind} does not have one; use another rule")
+        positions = self.keys.positions if isinstance(self.keys, PositionKeys) else ()
+        if (isinstance(self.keys, FirstKey) and self.keys.count > 1) or len(set(positions)) < len(positions):
+            raise UserError("move can take the mass of a key only once; name each key once")
+
+    @property
+    def key_rules(self) -> tuple[KeyRule, ...]:
+        """The rules for the keys and their targets."""
+        return (self.keys,) if self.to is None else (self.keys, self.to)
+
+
+@dataclass(frozen=True)
+class Scaling(KeyEdit):
+    """An edit that multiplies vectors of `keys` by `factor`."""
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_finite(self, self.factor)
+
+
+@dataclass(frozen=True)
+class ScaleKeys(Scaling):
+    """Multiply the key vectors of `keys` by `factor`."""
+
+    verb: ClassVar[str] = "scale keys"
+
+
+@dataclass(frozen=True)
+class ScaleValues(Scaling):
+    """Multiply the value vectors of `keys` by `factor`."""
+
+    verb: ClassVar[str] = "scale values"
+
+
+# Edits of heads
+
+
+@dataclass(frozen=True)
+class ZeroHeads(Edit):
+    """Set the output of `heads` to zero."""
+
+    verb: ClassVar[str] = "zero heads"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.heads is None:
+            raise UserError("edit 'zero heads' needs `heads`")
+
+
+@dataclass(frozen=True)
+class VirtualSink(Edit):
+    """Add a key with this score and a value of zero."""
+
+    verb: ClassVar[str] = "virtual sink"
+    is_exclusive: ClassVar[bool] = True
+
+    score: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_finite(self, self.score)
+
+
+@dataclass(frozen=True)
+class Freeze(Edit):
+    """Use the queries and keys of `step` in all later steps, with their own values."""
+
+    verb: ClassVar[str] = "freeze"
+    is_exclusive: ClassVar[bool] = True
+
+    step: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.steps is not None:
+            raise UserError("edit 'freeze' sets its own steps; leave steps out")
+        if not is_index(self.step):
+            raise UserError(f"step of an edit must be a whole number of at least 0, got {self.step!r}")
+
+    @property
+    def first_step(self) -> int:
+        """The step after the one that is repeated."""
+        return self.step + 1
+
+
+# Edits of the canvas
+
+
+@dataclass(frozen=True)
+class CanvasEdit(Edit):
+    """An edit of what the model sees, before any attention call."""
+
+    def acts_on(self, step: int) -> bool:
+        """Whether the edit acts on the canvas of this step."""
+        return self.steps is None or step in self.steps
+
+
+@dataclass(frozen=True)
+class ReplaceToken(CanvasEdit):
+    """Show the model `token` (newline, mask, a text of one token, an id) at the positions of `keys`."""
+
+    verb: ClassVar[str] = "replace token"
+
+    keys: KeyRule
+    token: str | int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.token, str | int) or isinstance(self.token, bool):
+            raise UserError(f"token of an edit must be a text or a token id, got {self.token!r}")
+
+    @property
+    def key_rules(self) -> tuple[KeyRule, ...]:
+        """The rule for the keys."""
+        return (self.keys,)
+
+
+@dataclass(frozen=True)
+class DropBos(CanvasEdit):
+    """Hide the sample's first token, if it is the bos, from the model."""
+
+    verb: ClassVar[str] = "drop bos"
+
+
+def _check_finite(edit: Edit, amount: float) -> None:
+    if not math.isfinite(amount):
+        raise UserError(f"edit '{edit.verb}' takes a finite amount, got {amount}")

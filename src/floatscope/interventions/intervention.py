@@ -23,11 +23,27 @@ from torch import Tensor
 
 from floatscope.canvas import CanvasState
 from floatscope.capture.attention import AttentionCall
-from floatscope.capture.edit_tensors import NO_KEY, Bias, EditTensors, Move
+from floatscope.capture.edit_tensors import NO_KEY, BiasTensors, EditTensors, MoveTensors
 from floatscope.errors import UserError
 from floatscope.interventions.anchors import AnchorTracker
 from floatscope.interventions.dose import DoseSum, has_dose, measure_dose
-from floatscope.interventions.edits import OTHER_ROWS, Edit, Keys
+from floatscope.interventions.edits import (
+    OTHER_ROWS,
+    Bias,
+    CanvasEdit,
+    DropBos,
+    Edit,
+    Freeze,
+    KeyEdit,
+    Move,
+    ReplaceToken,
+    RowEdit,
+    ScaleKeys,
+    Scaling,
+    VirtualSink,
+    ZeroHeads,
+)
+from floatscope.interventions.key_rules import Anchors, KeyRule, MatchedKeys, RandomSameMass, RankingSource
 from floatscope.interventions.key_selection import (
     Selection,
     SelectionContext,
@@ -44,9 +60,6 @@ from floatscope.interventions.structure import StructureFinder
 from floatscope.interventions.unedited import RANKS_AT_ONCE, UneditedCall
 from floatscope.models.model import Model
 from floatscope.schema import State
-
-CANVAS_PRIMITIVES = ("replace", "drop")
-"""Edits of the canvas; the others edit an attention call."""
 
 
 @dataclass
@@ -86,23 +99,22 @@ class Intervention:
             if short:
                 notes.append(EditNote(str(edit), Problem.TOO_LITTLE_ATTENTION, int(short), int(total)))
         steps = self._anchors.step + 1
-        last = {
-            edit: steps - 1 - int(edit.primitive == "freeze") for edit in self.edits
-        }  # a freeze acts one step later
-        late = [edit for edit in self.edits if edit.steps is not None and min(edit.steps) > last[edit]]
+        late = [edit for edit in self.edits if edit.first_step >= steps]
         return notes + [EditNote(str(edit), Problem.NEVER_ACTIVE, steps, steps) for edit in late]
 
     def needs_preview(self, canvas: CanvasState) -> bool:
         """Whether anchors must be known before the first forward, because a token is replaced at them."""
         return canvas.step == 0 and any(
-            edit.primitive == "replace" and _needs_ranking(edit) and edit.is_active(0, 0) for edit in self.edits
+            isinstance(edit, ReplaceToken) and edit.keys.ranking is not None and edit.acts_on(0) for edit in self.edits
         )
 
     def edit_canvas(self, canvas: CanvasState) -> CanvasState:
         """The canvas that the model sees: tokens replaced, bos dropped."""
         for edit in self.edits:
-            if edit.primitive in CANVAS_PRIMITIVES and (edit.steps is None or canvas.step in edit.steps):
-                canvas = self._drop_bos(edit, canvas) if edit.primitive == "drop" else self._replace(edit, canvas)
+            if isinstance(edit, ReplaceToken) and edit.acts_on(canvas.step):
+                canvas = self._replace(edit, canvas)
+            elif isinstance(edit, DropBos) and edit.acts_on(canvas.step):
+                canvas = self._drop_bos(edit, canvas)
         return canvas
 
     def edit_call(self, call: AttentionCall, layer: int, canvas: CanvasState) -> AttentionCall:
@@ -111,37 +123,38 @@ class Intervention:
         canvas = canvas.to(call.query.device)
         self._anchors.begin_step(canvas.step)
         unedited = self._anchors.open_call(call, canvas)
-        for rows in sorted({keys.rows for edit in self.edits for keys in _rules_to_rank(edit, layer, canvas.step)}):
+        sources = [source for edit in self.edits for source in _rankings_needed(edit, layer, canvas.step)]
+        for rows in sorted({source.rows for source in sources}):
             self._anchors.observe(unedited, layer, canvas, rows)
         # 2. Collect the changes of each edit.
         context = self._build_context(canvas, layer, call.query.shape[1])
-        biases: list[Bias] = []
-        moves: list[Move] = []
+        biases: list[BiasTensors] = []
+        moves: list[MoveTensors] = []
         doses: list[Tensor] = []  # of each active edit, summed over rows and heads
         sink = silent_heads = None
         for edit in self.edits:
-            if edit.primitive == "freeze":
+            if isinstance(edit, Freeze):
                 call = self._freeze(edit, call, layer, canvas.step)
                 continue
-            is_active = edit.primitive not in CANVAS_PRIMITIVES and edit.is_active(canvas.step, layer)
+            is_active = not isinstance(edit, CanvasEdit) and edit.is_active(canvas.step, layer)
             if not is_active or not self._has_rankings(edit, layer):
                 continue
             heads = _select_heads(edit, call)
-            if edit.primitive == "zero":
+            if isinstance(edit, ZeroHeads):
                 silent_heads = heads if silent_heads is None else silent_heads | heads
                 doses.append((unedited.rows.sum(-1) * heads.sum()).double())
-            elif edit.primitive == "sink":
-                assert edit.amount is not None
-                sink = torch.where(heads, edit.amount, -torch.inf if sink is None else sink)
-            else:
+            elif isinstance(edit, VirtualSink):
+                sink = torch.where(heads, edit.score, -torch.inf if sink is None else sink)
+            elif isinstance(edit, KeyEdit):
                 selection = self._select(edit, context, unedited, heads)
                 doses.append(measure_dose(edit, selection, unedited))
                 if _may_be_empty(edit) and not bool((selection.keys != NO_KEY).any()):
                     continue  # the call stays exactly as it is
-                if edit.primitive == "scale":
+                if isinstance(edit, Scaling):
                     call = _scale(edit, call, selection.keys)
-                elif edit.primitive == "bias":
-                    biases.append(_build_bias(edit, selection, call.visibility.keys))
+                elif isinstance(edit, Bias):
+                    amount = scatter_amount(selection.keys, call.visibility.keys, edit.amount)
+                    biases.append(BiasTensors(amount, selection.queries, hides_keys=edit.hides_keys))
                 else:
                     moves += _build_moves(selection)
         if doses:
@@ -152,27 +165,27 @@ class Intervention:
         return replace(call, edits=EditTensors(tuple(biases), sink, tuple(moves), silent_heads))
 
     def _select(
-        self, edit: Edit, context: SelectionContext, unedited: UneditedCall, heads: Bool[Tensor, " head"]
+        self, edit: KeyEdit, context: SelectionContext, unedited: UneditedCall, heads: Bool[Tensor, " head"]
     ) -> Selection:
         """What an edit acts on. A control first selects what its edit would act on, and then keys that match it."""
         rule = edit.keys
-        assert rule is not None
         keys = self._select_keys(rule.reference, context)
-        if context.layer == min(edit.layers or (0,)) and rule.reference.only == "all":  # once per step
+        if context.layer == min(edit.layers or (0,)) and not _has_type(rule.reference):  # once per step
             queries = _select_queries(edit, keys, context, unedited)
             self._count_use(edit, keys if queries is None else keys.where(queries.any(), NO_KEY))
         target = None
-        if edit.to is not None:
+        if isinstance(edit, Move) and edit.to is not None:
             target = self._select_keys(edit.to, context)
             target = F.pad(target, (0, max(0, keys.shape[-1] - target.shape[-1])), value=NO_KEY)[..., : keys.shape[-1]]
             # A key without a target, or that is its own target, stays where it is.
             keys, target = keep_ranks((keys != NO_KEY) & (target != NO_KEY) & (keys != target), keys, target)
         ranking = self._anchors.find_ranking(rule, context.layer)
-        if rule.same_count_as is not None:
+        if isinstance(rule, MatchedKeys) and not isinstance(rule, RandomSameMass):
             keys = match_count(rule, keys, ranking, context)
         queries = _select_queries(edit, keys, context, unedited)
-        if rule.same_mass_as is not None:
-            mass = unedited.hidden(queries) if edit.hides_keys else unedited.received(queries)
+        if isinstance(rule, RandomSameMass):
+            hides_keys = isinstance(edit, Bias) and edit.hides_keys
+            mass = unedited.hidden(queries) if hides_keys else unedited.received(queries)
             goal = keys
             keys, is_short = match_mass(rule, goal, mass, ranking, context, target)
             has_goal = (goal != NO_KEY).any(-1)
@@ -184,31 +197,30 @@ class Intervention:
             keys = keys.masked_fill(~heads[:, None], NO_KEY)
         return Selection(keys, target, queries)
 
-    def _select_keys(self, keys: Keys, context: SelectionContext) -> Tensor:
-        by_layer = self._anchors.select_previous_anchors(replace(keys, only="all"), context.canvas)
-        if by_layer is not None:
-            return restrict_type(by_layer[context.layer], keys.only, context)
-        return select_keys(keys, self._anchors.find_ranking(keys, context.layer), context)
+    def _select_keys(self, rule: KeyRule, context: SelectionContext) -> Tensor:
+        if isinstance(rule, Anchors):
+            by_layer = self._anchors.select_previous_anchors(replace(rule, only="all"), context.canvas)
+            if by_layer is not None:
+                return restrict_type(by_layer[context.layer], rule.only, context)
+        return select_keys(rule, self._anchors.find_ranking(rule, context.layer), context)
 
     def _build_context(self, canvas: CanvasState, layer: int, heads: int) -> SelectionContext:
-        rules = [keys.reference for edit in self.edits for keys in (edit.keys, edit.to) if keys is not None]
-        needs_structure = any(keys.only == "structural" for keys in rules)
+        needs_structure = any(rule.reference.needs_structure for edit in self.edits for rule in edit.key_rules)
         structure = self._structure.find(canvas) if needs_structure else None
         return SelectionContext(canvas, layer, heads, self.samples, structure)
 
     def _has_rankings(self, edit: Edit, layer: int) -> bool:
         """Whether the layers whose anchors the edit uses have run."""
-        rules = [keys for keys in (edit.keys, edit.to) if keys is not None and keys.needs_ranking]
-        return all(self._anchors.find_ranking(keys, layer) is not None for keys in rules)
+        ranked = [rule for rule in edit.key_rules if rule.ranking is not None]
+        return all(self._anchors.find_ranking(rule, layer) is not None for rule in ranked)
 
-    def _freeze(self, edit: Edit, call: AttentionCall, layer: int, step: int) -> AttentionCall:
-        assert edit.steps is not None
+    def _freeze(self, edit: Freeze, call: AttentionCall, layer: int, step: int) -> AttentionCall:
         if edit.layers is not None and layer not in edit.layers:
             return call
-        if step == edit.steps[0]:
+        if step == edit.step:
             self._frozen[edit, layer] = call.query, call.key
         frozen = self._frozen.get((edit, layer))
-        if frozen is None or step == edit.steps[0]:
+        if frozen is None or step == edit.step:
             return call
         heads = _select_heads(edit, call)
         if bool(heads.all()) and frozen[1].shape[1] == call.key.shape[1]:
@@ -218,7 +230,7 @@ class Intervention:
         query = torch.where(heads[:, None, None], frozen[0], call.query)
         return replace(call, query=query, key=torch.where(heads[:, None, None], frozen_key, key), value=value)
 
-    def _drop_bos(self, edit: Edit, canvas: CanvasState) -> CanvasState:
+    def _drop_bos(self, edit: DropBos, canvas: CanvasState) -> CanvasState:
         first = canvas.valid.int().argmax(-1)[:, None]
         bos_id = -1 if self.model.spec.bos_id is None else self.model.spec.bos_id
         is_bos = canvas.tokens.gather(-1, first) == bos_id
@@ -226,12 +238,10 @@ class Intervention:
         dropped = torch.zeros_like(canvas.valid).scatter_(-1, first, is_bos)
         return replace(canvas, states=canvas.states.masked_fill(dropped, int(State.PAD)))
 
-    def _replace(self, edit: Edit, canvas: CanvasState) -> CanvasState:
-        keys = edit.keys
-        assert keys is not None
-        context = self._build_context(canvas, -1, 1)
-        ranking = self._anchors.mean_ranking(keys, canvas) if keys.needs_ranking else None
-        selected = select_keys(keys, ranking, context)
+    def _replace(self, edit: ReplaceToken, canvas: CanvasState) -> CanvasState:
+        context, source = self._build_context(canvas, -1, 1), edit.keys.ranking
+        ranking = None if source is None else self._anchors.mean_ranking(source, canvas)
+        selected = select_keys(edit.keys, ranking, context)
         self._count_use(edit, selected)
         replaced = to_mask(selected, canvas.tokens.shape[1])[:, 0] & ~canvas.masked
         return replace(canvas, tokens=canvas.tokens.masked_fill(replaced, resolve_token(edit, self.model)))
@@ -247,11 +257,13 @@ def invalidates_cache(edits: Sequence[Edit]) -> bool:
 
     A bos that is dropped at every step does not.
     """
-    return any(e.primitive == "replace" or (e.primitive == "drop" and e.steps is not None) for e in edits)
+    return any(
+        isinstance(edit, ReplaceToken) or (isinstance(edit, DropBos) and edit.steps is not None) for edit in edits
+    )
 
 
-def resolve_token(edit: Edit, model: Model) -> int:
-    """The id of the token that a `replace` edit writes."""
+def resolve_token(edit: ReplaceToken, model: Model) -> int:
+    """The id of the token that the edit writes."""
     spec, token = model.spec, edit.token
     if isinstance(token, int):
         return token
@@ -268,19 +280,15 @@ def resolve_token(edit: Edit, model: Model) -> int:
     return ids[0]
 
 
-def _needs_ranking(edit: Edit) -> bool:
-    return any(keys.needs_ranking for keys in (edit.keys, edit.to) if keys is not None)
-
-
-def _rules_to_rank(edit: Edit, layer: int, step: int) -> Iterator[Keys]:
-    """The rules of an edit that need the ranking of this layer at this step."""
-    for keys in (edit.keys, edit.to):
-        if keys is None or not keys.needs_ranking:
+def _rankings_needed(edit: Edit, layer: int, step: int) -> Iterator[RankingSource]:
+    """The rankings of this layer at this step that the rules of an edit need."""
+    for rule in edit.key_rules:
+        source = rule.ranking
+        if source is None:
             continue
-        rule = keys.reference
-        uses_layer = rule.layer == layer if rule.layer is not None else edit.layers is None or layer in edit.layers
-        if edit.primitive == "replace" or (uses_layer and (rule.of != "first" or step == 0)):
-            yield rule
+        uses_layer = source.layer == layer if source.layer is not None else edit.layers is None or layer in edit.layers
+        if isinstance(edit, ReplaceToken) or (uses_layer and (source.of != "first" or step == 0)):
+            yield source
 
 
 def _select_heads(edit: Edit, call: AttentionCall) -> Bool[Tensor, " head"]:
@@ -292,20 +300,24 @@ def _select_heads(edit: Edit, call: AttentionCall) -> Bool[Tensor, " head"]:
 
 
 def _select_queries(
-    edit: Edit, keys: Tensor, context: SelectionContext, unedited: UneditedCall
+    edit: KeyEdit, keys: Tensor, context: SelectionContext, unedited: UneditedCall
 ) -> Bool[Tensor, "batch query"] | None:
-    if edit.queries is None:
+    if not isinstance(edit, RowEdit) or edit.queries is None:
         return None
     see = unedited.call.visibility
     rows = ~to_mask(keys[:, :1], see.keys)[:, 0] if edit.queries == OTHER_ROWS else context.region(edit.queries)
     return rows[:, see.keys - see.queries :]
 
 
-def _may_be_empty(edit: Edit) -> bool:
+def _has_type(rule: KeyRule) -> bool:
+    """Whether a rule restricts anchors by type, so that some heads have none."""
+    return isinstance(rule, Anchors) and rule.only != "all"
+
+
+def _may_be_empty(edit: KeyEdit) -> bool:
     """Whether an edit may have nothing to act on; anchors of any type always exist."""
-    keys = edit.keys
-    assert keys is not None
-    return keys.is_shared or keys.reference is not keys or keys.only != "all" or edit.to is not None
+    rule = edit.keys
+    return rule.is_shared or rule.reference is not rule or _has_type(rule) or len(edit.key_rules) > 1
 
 
 def _repeat_targets(target: Tensor, keys: Tensor) -> Tensor:
@@ -315,23 +327,17 @@ def _repeat_targets(target: Tensor, keys: Tensor) -> Tensor:
     return target.gather(-1, index).masked_fill(keys == NO_KEY, NO_KEY)
 
 
-def _build_bias(edit: Edit, selection: Selection, keys: int) -> Bias:
-    assert edit.amount is not None
-    return Bias(scatter_amount(selection.keys, keys, edit.amount), selection.queries, hides_keys=edit.hides_keys)
-
-
-def _build_moves(selection: Selection) -> list[Move]:
+def _build_moves(selection: Selection) -> list[MoveTensors]:
     """The move in pieces of a few ranks, because a call reads the mass of all rows for all ranks of a piece."""
     pieces = selection.keys.split(RANKS_AT_ONCE, -1)
     targets = [None] * len(pieces) if selection.target is None else selection.target.split(RANKS_AT_ONCE, -1)
-    return [Move(keys, target, selection.queries) for keys, target in zip(pieces, targets, strict=True)]
+    return [MoveTensors(keys, target, selection.queries) for keys, target in zip(pieces, targets, strict=True)]
 
 
-def _scale(edit: Edit, call: AttentionCall, selected: Tensor) -> AttentionCall:
+def _scale(edit: Scaling, call: AttentionCall, selected: Tensor) -> AttentionCall:
     """Scale keys or values per query head: heads that share them may be scaled differently."""
-    assert edit.amount is not None
-    factor = torch.where(to_mask(selected, call.visibility.keys), edit.amount, 1.0)[..., None]
+    factor = torch.where(to_mask(selected, call.visibility.keys), edit.factor, 1.0)[..., None]
     key, value = (x.repeat_interleave(call.repeats, 1) for x in (call.key, call.value))
-    if edit.operand == "key":
+    if isinstance(edit, ScaleKeys):
         return replace(call, key=(key * factor).to(key.dtype), value=value)
     return replace(call, key=key, value=(value * factor).to(value.dtype))

@@ -1,6 +1,6 @@
 """Select the keys of a rule: for every sample and head the first keys of an order.
 
-    selected = select_keys(Keys("anchors", 5), ranking, context)     # [batch, head, rank], −1 where there are fewer
+    selected = select_keys(Anchors(5), ranking, context)     # [batch, head, rank], −1 where there are fewer
     to_mask(selected, keys=512)                                       # [batch, head, key]
     match_count(control, selected, ranking, context)                  # as many other keys
     match_mass(control, selected, mass, ranking, context)             # other keys that hold as much attention
@@ -12,7 +12,7 @@ layer and the names of the samples.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -20,7 +20,18 @@ from torch import Tensor
 
 from floatscope.canvas import CanvasState
 from floatscope.capture.edit_tensors import NO_KEY
-from floatscope.interventions.edits import SHARED_RULES, Keys
+from floatscope.interventions.key_rules import (
+    Anchors,
+    FirstKey,
+    KeyRule,
+    LeastKeys,
+    MatchedKeys,
+    MiddleKeys,
+    MiddleSameCount,
+    PositionKeys,
+    RandomKeys,
+    RegionKeys,
+)
 from floatscope.sampling.randomness import step_keys, uniform
 from floatscope.schema import State
 
@@ -90,39 +101,45 @@ class Selection:
     queries: Bool[Tensor, "batch query"] | None  # the rows; None: all
 
 
-def select_keys(keys: Keys, ranking: Ranking | None, context: SelectionContext) -> Int[Tensor, "batch head rank"]:
+def select_keys(rule: KeyRule, ranking: Ranking | None, context: SelectionContext) -> Int[Tensor, "batch head rank"]:
     """The keys of a rule in their order; `NO_KEY` where there are fewer. Rules on lift need a `ranking`."""
-    canvas = context.canvas
-    B, K = canvas.tokens.shape
-    if keys.rule == "first":
-        return context.first[:, None, None].expand(B, context.heads, int(keys.k))
-    if keys.rule == "positions":
-        position = torch.tensor(keys.positions, device=canvas.tokens.device) + context.first[:, None]
-        exists = (position < K) & canvas.valid.gather(-1, position.clamp_max(K - 1))
-        return position.masked_fill(~exists, NO_KEY)[:, None].expand(B, context.heads, -1)
-    if keys.rule == "region":
-        assert keys.region is not None
-        inside = context.region(keys.region) & canvas.valid
-        selected = select_largest(inside.float()[:, None], inside[:, None], int(inside.sum(-1).max()))
-        return selected.expand(B, context.heads, -1)
-    if keys.same_count_as is not None:
-        return match_count(keys, select_keys(keys.same_count_as, ranking, context), ranking, context)
+    if isinstance(rule, MatchedKeys):
+        return match_count(rule, select_keys(rule.matched, ranking, context), ranking, context)
+    if rule.is_shared:
+        return _select_shared(rule, context)
     assert ranking is not None
-    ranking = ranking.pad_to(K)
-    eligible = ranking.eligible[:, None].expand(B, context.heads, K)
-    if keys.rule == "random":
-        return select_largest(*_draw_order(keys, ranking, context), int(keys.k))
+    ranking = ranking.pad_to(context.canvas.tokens.shape[1])
+    if isinstance(rule, RandomKeys):
+        return select_largest(*_draw_order(rule, ranking, context), rule.k)
     assert ranking.lift is not None
-    if keys.rule == "anchors":
-        return restrict_type(select_largest(ranking.lift, eligible, int(keys.k)), keys.only, context)
+    eligible = ranking.eligible[:, None].expand_as(ranking.lift)
+    if isinstance(rule, Anchors):
+        return restrict_type(select_largest(ranking.lift, eligible, rule.k), rule.only, context)
     count = eligible.sum(-1, keepdim=True)
     rank = torch.where(eligible, ranking.lift, -torch.inf).argsort(-1, descending=True).argsort(-1)  # 0: largest lift
-    if keys.rule == "middle":
+    if isinstance(rule, MiddleKeys):
         distance = (rank - (count - 1) / 2 + 0.25).abs()  # of two equally near keys the one of larger lift comes first
-        return select_largest(-distance, eligible, int(keys.k))
-    is_share = isinstance(keys.k, float)
-    keep = (count.double() * keys.k - 1e-6).ceil() if is_share else torch.full_like(count, int(keys.k))
-    return select_largest(rank.float(), eligible & (rank >= keep), K)
+        return select_largest(-distance, eligible, rule.k)
+    assert isinstance(rule, LeastKeys)
+    is_share = isinstance(rule.keep, float)
+    keep = (count.double() * rule.keep - 1e-6).ceil() if is_share else torch.full_like(count, int(rule.keep))
+    return select_largest(rank.float(), eligible & (rank >= keep), rank.shape[-1])
+
+
+def _select_shared(rule: KeyRule, context: SelectionContext) -> Int[Tensor, "batch head rank"]:
+    """The keys of a rule that does not depend on the attention, the same for all heads."""
+    canvas = context.canvas
+    B, K = canvas.tokens.shape
+    if isinstance(rule, FirstKey):
+        return context.first[:, None, None].expand(B, context.heads, rule.count)
+    if isinstance(rule, PositionKeys):
+        position = torch.tensor(rule.positions, device=canvas.tokens.device) + context.first[:, None]
+        exists = (position < K) & canvas.valid.gather(-1, position.clamp_max(K - 1))
+        return position.masked_fill(~exists, NO_KEY)[:, None].expand(B, context.heads, -1)
+    assert isinstance(rule, RegionKeys)
+    inside = context.region(rule.region) & canvas.valid
+    selected = select_largest(inside.float()[:, None], inside[:, None], int(inside.sum(-1).max()))
+    return selected.expand(B, context.heads, -1)
 
 
 def scatter_amount(
@@ -163,20 +180,21 @@ def keep_ranks(keep: Bool[Tensor, "batch head rank"], *keys: Int[Tensor, "batch 
 
 
 def match_count(
-    keys: Keys, reference: Int[Tensor, "batch head rank"], ranking: Ranking | None, context: SelectionContext
+    rule: MatchedKeys, reference: Int[Tensor, "batch head rank"], ranking: Ranking | None, context: SelectionContext
 ) -> Int[Tensor, "batch head rank"]:
     """Keys of a control, as many in each head as `reference` has."""
-    if keys.rule == "random":
-        selected = select_largest(*_draw_order(keys, ranking, context), reference.shape[-1]).expand_as(reference)
+    if isinstance(rule, MiddleSameCount):
+        source = rule.matched
+        middle = MiddleKeys(max(1, reference.shape[-1]), source.of, source.layer, source.rows)
+        selected = select_keys(middle, ranking, context)[..., : reference.shape[-1]]
     else:
-        count = max(1, reference.shape[-1])
-        selected = select_keys(replace(keys, k=count, same_count_as=None), ranking, context)[..., : reference.shape[-1]]
+        selected = select_largest(*_draw_order(rule, ranking, context), reference.shape[-1]).expand_as(reference)
     rank = torch.arange(reference.shape[-1], device=reference.device)
     return selected.masked_fill(rank >= (reference != NO_KEY).sum(-1, keepdim=True), NO_KEY)
 
 
 def match_mass(
-    keys: Keys,
+    rule: MatchedKeys,
     reference: Int[Tensor, "batch head rank"],
     mass: Float[Tensor, "batch head key"],
     ranking: Ranking | None,
@@ -188,7 +206,7 @@ def match_mass(
     Keys are taken in random order, without those of `reference` and of `excluded`. Of all beginnings of that order, the
     one whose mass is nearest to that of `reference` is selected; none where `reference` selects none.
     """
-    score, candidates = _draw_order(keys, ranking, context)
+    score, candidates = _draw_order(rule, ranking, context)
     chosen = to_mask(reference, mass.shape[-1])
     goal = (mass.double() * chosen).sum(-1, keepdim=True)
     candidates = candidates.expand_as(mass) & ~chosen
@@ -205,22 +223,22 @@ def match_mass(
 
 
 def _draw_order(
-    keys: Keys, ranking: Ranking | None, context: SelectionContext
+    rule: RandomKeys | MatchedKeys, ranking: Ranking | None, context: SelectionContext
 ) -> tuple[Float[Tensor, "batch h key"], Bool[Tensor, "batch h key"]]:
     """A random number per key, the largest of which comes first, and which keys may be drawn.
 
     The control of a region has one order for all heads, layers and steps, in which the prompt comes first.
     """
-    canvas, reference = context.canvas, keys.reference
-    if reference.rule in SHARED_RULES:
-        score = _random_scores(step_keys(keys.seed, context.samples, 0, "positions"), 1, context)
+    canvas = context.canvas
+    if rule.reference.is_shared:
+        score = _random_scores(step_keys(rule.seed, context.samples, 0, "positions"), 1, context)
         return score + (canvas.states == int(State.PROMPT))[:, None], canvas.valid[:, None]
     assert ranking is not None
-    key = step_keys(keys.seed, context.samples, canvas.step, f"keys {context.layer}")
+    key = step_keys(rule.seed, context.samples, canvas.step, f"keys {context.layer}")
     score = _random_scores(key, context.heads, context)
     candidates = ranking.pad_to(canvas.tokens.shape[1]).eligible
-    if reference.only == "all but evidence":  # an edit that spares the evidence is compared with one that does too
-        candidates = candidates & context.anchor_type(reference.only)
+    if rule.spares_evidence:  # an edit that spares the evidence is compared with one that does too
+        candidates = candidates & context.anchor_type("all but evidence")
     return score, candidates[:, None].expand_as(score)
 
 

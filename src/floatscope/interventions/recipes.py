@@ -1,12 +1,12 @@
 """Edits as people write them, and the control that belongs to each.
 
     parse_edits("mask_anchors(k=5)")                    # a recipe; its arguments are literals
-    parse_edits(["pin(k=1)", Edit("zero", heads=(3,))]) # several edits, in order
+    parse_edits(["pin(k=1)", ZeroHeads(heads=(3,))]) # several edits, in order
     build_control(edits, "mass", draw=1)                # random keys that hold as much attention
     build_control(edits, "random", draw=1)              # the same number of random keys, or of other heads
 
 Every recipe also takes `steps`, `layers` and `heads`; without them it acts everywhere. `only` restricts the anchors by
-type (`edits.ANCHOR_TYPES`).
+type (`key_rules.ANCHOR_TYPES`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,32 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from floatscope.errors import UserError, unknown_choice
-from floatscope.interventions.edits import OTHER_ROWS, Edit, Keys
+from floatscope.interventions.edits import (
+    HIDE,
+    OTHER_ROWS,
+    Anchors,
+    Bias,
+    DropBos,
+    Edit,
+    FirstKey,
+    Freeze,
+    KeyEdit,
+    LeastKeys,
+    MiddleSameCount,
+    Move,
+    RandomSameCount,
+    RandomSameMass,
+    RegionKeys,
+    ReplaceToken,
+    ScaleKeys,
+    ScaleValues,
+    VirtualSink,
+    ZeroHeads,
+)
 from floatscope.syntax import merge_arguments, parse_call
 
 CONTROLS = ("mass", "random", "middle")
 SCOPE_ARGUMENTS = ("steps", "layers", "heads")
-HIDE = -float("inf")
 
 
 @dataclass(frozen=True)
@@ -35,45 +55,44 @@ class Recipe:
 
 
 def _mask_anchors(k: int, of: str, only: str) -> list[Edit]:
-    return [Edit("bias", keys=Keys("anchors", k, of, only=only), amount=HIDE)]
+    return [Bias(Anchors(k, of, only=only), HIDE)]
 
 
 def _pin(k: int, layer: int | None, only: str) -> list[Edit]:
-    of = "first" if layer is None else "now"
-    to = Keys("anchors", k, of, layer, only=only)
-    return [Edit("move", keys=Keys("anchors", k, "now", only=only), to=to)]
+    target = Anchors(k, "first" if layer is None else "now", layer, only=only)
+    return [Move(Anchors(k, "now", only=only), to=target)]
 
 
 def _freeze(step: int) -> list[Edit]:
-    return [Edit("freeze", steps=(step,))]
+    return [Freeze(step)]
 
 
 def _move_to_first(k: int, only: str) -> list[Edit]:
-    return [Edit("move", keys=Keys("anchors", k, "now", only=only), to=Keys("first", k))]
+    return [Move(Anchors(k, "now", only=only), to=FirstKey(k))]
 
 
 def _spread(k: int, only: str) -> list[Edit]:
-    return [Edit("move", keys=Keys("anchors", k, "now", only=only))]
+    return [Move(Anchors(k, "now", only=only))]
 
 
 def _virtual_sink(score: float) -> list[Edit]:
-    return [Edit("sink", amount=score)]
+    return [VirtualSink(score)]
 
 
 def _scale_values(k: int, factor: float, only: str) -> list[Edit]:
-    return [Edit("scale", keys=Keys("anchors", k, only=only), operand="value", amount=factor)]
+    return [ScaleValues(Anchors(k, only=only), factor)]
 
 
 def _scale_keys(k: int, factor: float, only: str) -> list[Edit]:
-    return [Edit("scale", keys=Keys("anchors", k, only=only), operand="key", amount=factor)]
+    return [ScaleKeys(Anchors(k, only=only), factor)]
 
 
 def _replace_token(k: int, token: str | int, only: str) -> list[Edit]:
-    return [Edit("replace", keys=Keys("anchors", k, only=only), token=token)]
+    return [ReplaceToken(Anchors(k, only=only), token)]
 
 
 def _drop_bos() -> list[Edit]:
-    return [Edit("drop")]
+    return [DropBos()]
 
 
 def _zero_heads(pairs: Any) -> list[Edit]:
@@ -87,23 +106,22 @@ def _zero_heads(pairs: Any) -> list[Edit]:
         raise UserError(f"zero_heads takes pairs of layer and head, as in pairs=[(3, 1)], got {pairs!r}") from None
     if not by_layer:
         raise UserError("zero_heads needs the heads, as in zero_heads(pairs=[(3, 1), (4, 0)])")
-    return [Edit("zero", layers=(layer,), heads=tuple(sorted(set(heads)))) for layer, heads in sorted(by_layer.items())]
+    return [ZeroHeads(layers=(layer,), heads=tuple(sorted(set(heads)))) for layer, heads in sorted(by_layer.items())]
 
 
 def _knock_out(queries: str, keys: str) -> list[Edit]:
-    hidden = Keys("region", region=keys)
-    return [Edit("bias", queries=None if queries == "all" else queries, keys=hidden, amount=HIDE)]
+    return [Bias(RegionKeys(keys), HIDE, queries=None if queries == "all" else queries)]
 
 
 def _blank(region: str) -> list[Edit]:
-    return [Edit("bias", queries=OTHER_ROWS, keys=Keys("region", region=region), amount=HIDE)]
+    return [Bias(RegionKeys(region), HIDE, queries=OTHER_ROWS)]
 
 
 def _evict(keep: int | float, by: str) -> list[Edit]:
     rows = {"received": "all", "masked": "masked"}
     if by not in rows:
         raise unknown_choice("score to evict by", by, rows)
-    return [Edit("bias", keys=Keys("least", keep, rows=rows[by]), amount=HIDE)]
+    return [Bias(LeastKeys(keep, rows=rows[by]), HIDE)]
 
 
 RECIPES = {
@@ -223,26 +241,28 @@ def build_control(
 
 def can_match_mass(edits: Sequence[Edit]) -> bool:
     """Whether edits have a control of equal mass: they all pick keys of an attention call."""
-    return all(edit.keys is not None and edit.primitive != "replace" for edit in edits)
+    return all(isinstance(edit, KeyEdit) for edit in edits)
 
 
 def _build_control(edit: Edit, control: str, draw: int, heads: int | None) -> Edit:
     name = f"{edit}, {control}" if control == "middle" else f"{edit}, {control} {draw}"
-    if control == "middle" and (edit.keys is None or edit.keys.rule != "anchors"):
-        raise UserError(f"control 'middle' replaces anchors, and {edit} does not pick anchors; use control 'random'")
-    if control == "mass" and not can_match_mass([edit]):
+    if control == "mass" and not isinstance(edit, KeyEdit):
         raise UserError(f"{edit} has no control of equal mass: it picks no keys of an attention call; use 'random'")
-    if edit.primitive == "zero":
-        return replace(edit, heads=_draw_other_heads(edit, draw, heads), name=name)
-    if edit.keys is None:
-        raise UserError(f"{edit} has no matched control: it picks no keys and no heads; use --control none")
     if control == "middle":
-        return replace(edit, keys=replace(edit.keys, rule="middle", only="all", same_count_as=edit.keys), name=name)
-    same_count, same_mass = (None, edit.keys) if control == "mass" else (edit.keys, None)
-    return replace(edit, keys=Keys("random", seed=draw, same_count_as=same_count, same_mass_as=same_mass), name=name)
+        if not isinstance(edit, KeyEdit | ReplaceToken) or not isinstance(edit.keys, Anchors):
+            raise UserError(
+                f"control 'middle' replaces anchors, and {edit} does not pick anchors; use control 'random'"
+            )
+        return replace(edit, keys=MiddleSameCount(edit.keys), name=name)
+    if isinstance(edit, ZeroHeads):
+        return replace(edit, heads=_draw_other_heads(edit, draw, heads), name=name)
+    if not isinstance(edit, KeyEdit | ReplaceToken):
+        raise UserError(f"{edit} has no matched control: it picks no keys and no heads; use --control none")
+    matching = RandomSameMass if control == "mass" else RandomSameCount
+    return replace(edit, keys=matching(edit.keys, seed=draw), name=name)
 
 
-def _draw_other_heads(edit: Edit, draw: int, heads: int | None) -> tuple[int, ...]:
+def _draw_other_heads(edit: ZeroHeads, draw: int, heads: int | None) -> tuple[int, ...]:
     """As many other heads of the layer as the edit zeroes."""
     if heads is None or edit.heads is None:
         raise UserError("the control of zeroed heads needs `heads`, the number of heads in a layer")
