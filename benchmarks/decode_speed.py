@@ -33,6 +33,7 @@ from floatscope.capture.watcher import Watch
 from floatscope.models.model import Model
 from floatscope.models.spec import ModelSpec
 from floatscope.pipelines.decode import Decoding, decode
+from floatscope.schema import Paradigm
 
 PROMPT, NEW = 512, 32
 BATCH = {"cuda": 32, "cpu": 8}
@@ -47,8 +48,8 @@ class Bench:
         self.device, self.module = device, build(device)
         self.vocabulary = self.module.config.vocab_size
         self.models = {
-            "MDM": Model(self.module, ModelSpec("mdm", "mdm", self.vocabulary - 1)),
-            "ARM": Model(self.module, ModelSpec("arm", "arm", None, shift=True)),
+            "MDM": Model(self.module, ModelSpec("mdm", Paradigm.MDM, self.vocabulary - 1)),
+            "ARM": Model(self.module, ModelSpec("arm", Paradigm.ARM, None, shift=True)),
         }
         self.rate = self.measure_matrix_product()
 

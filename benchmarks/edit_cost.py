@@ -28,6 +28,7 @@ from floatscope.models.loader import load
 from floatscope.models.model import Model
 from floatscope.models.spec import ModelSpec
 from floatscope.pipelines.decode import decode
+from floatscope.schema import Paradigm
 from floatscope.tasks.sample_files import read_shipped
 
 GOALS = {"cuda": {"mask_anchors(k=5)": 1.4}, "cpu": {"mask_anchors(k=5)": 1.5}}
@@ -48,7 +49,7 @@ def load_inputs(device: str) -> tuple[Model, list[int], int, int]:
     vocabulary = module.config.vocab_size
     rng = torch.Generator().manual_seed(0)
     prompt = torch.randint(vocabulary - 1, (992,), generator=rng).tolist()
-    return Model(module, ModelSpec("8B", "mdm", vocabulary - 1)), prompt, 32, 6
+    return Model(module, ModelSpec("8B", Paradigm.MDM, vocabulary - 1)), prompt, 32, 6
 
 
 def time_steps(

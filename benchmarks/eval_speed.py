@@ -29,6 +29,7 @@ from floatscope.models.loader import load
 from floatscope.models.model import Model
 from floatscope.models.spec import ModelSpec
 from floatscope.pipelines.evaluate import plan_evaluation
+from floatscope.schema import Paradigm
 from floatscope.tasks.sample import Passage, Sample
 from floatscope.tasks.sample_files import read_shipped
 
@@ -66,7 +67,7 @@ def measure_gpu(results: dict[str, Any]) -> None:
     """Add the rows of a GPU."""
     bench = Bench("cuda")
     tokenizer = load("twin:mdm", device="cpu").tokenizer
-    model = Model(bench.module, ModelSpec("8B", "mdm", bench.vocabulary - 1), tokenizer)
+    model = Model(bench.module, ModelSpec("8B", Paradigm.MDM, bench.vocabulary - 1), tokenizer)
     samples = make_questions(model, COUNT["cuda"])
     results["product_tflops"] = bench.rate / 1e12
     time_evaluation(model, samples[:4], 4)

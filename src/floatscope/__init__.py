@@ -26,12 +26,14 @@ _HOMES = {
     "Groups": "canvas",
     "Model": "models.model",
     "ModelSpec": "models.spec",
+    "Paradigm": "schema",
     "Passage": "tasks.sample",
     "Reducer": "capture.reducer",
     "Reductions": "canvas",
     "Regions": "canvas",
     "Run": "traces",
     "Sample": "tasks.sample",
+    "Sampling": "sampling.settings",
     "State": "schema",
     "Step": "canvas",
     "Trace": "traces",
@@ -95,7 +97,8 @@ if TYPE_CHECKING:
     from floatscope.pipelines.watch import watch
     from floatscope.reports.build import report
     from floatscope.reports.score_table import compare
-    from floatscope.schema import State
+    from floatscope.sampling.settings import Sampling
+    from floatscope.schema import Paradigm, State
     from floatscope.tasks.sample import Passage, Sample
     from floatscope.tasks.sample_files import read_samples
     from floatscope.traces import Run, Trace, create_run, forecast, open_run

@@ -14,7 +14,7 @@ This module does not import torch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 
 from floatscope.errors import UserError, unknown_choice
 
@@ -31,6 +31,34 @@ class State(IntEnum):
     PROMPT = 1
     MASKED = 2
     COMMITTED = 3
+
+
+class Paradigm(StrEnum):
+    """How a model decodes.
+
+    Example:
+        fs.load("twin:arm").spec.paradigm is fs.Paradigm.ARM
+        fs.Paradigm("mdm").label  # 'masked diffusion'
+    """
+
+    MDM = "mdm"
+    ARM = "arm"
+
+    @property
+    def label(self) -> str:
+        """The paradigm in words."""
+        return "masked diffusion" if self is Paradigm.MDM else "autoregressive"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Paradigm:
+        raise unknown_choice("paradigm", str(value), list(cls))
+
+
+class RowSource(StrEnum):
+    """Which rows the forward of a step computes: all rows of the canvas, or the new ones, with the others cached."""
+
+    ALL = "all"
+    CACHE = "cache"
 
 
 LEVELS = ("summary", "heads", "rows", "full")

@@ -2,6 +2,7 @@
 
 parse_call("threshold(tau=0.95)")       # ("threshold", {"tau": 0.95})
 parse_call("confidence")                # ("confidence", {})
+format_call("threshold", {"tau": 0.95}) # "threshold(tau=0.95)"
 """
 
 from __future__ import annotations
@@ -33,6 +34,11 @@ def parse_call(text: str, example: str = "threshold(tau=0.95)") -> tuple[str, di
         pass
     excerpt = text if len(text) <= 80 else f"{text[:77]}…"
     raise UserError(f"cannot read {excerpt!r}: write a name, or a name with arguments, as in {example}")
+
+
+def format_call(name: str, arguments: Mapping[str, Any]) -> str:
+    """Return the text that `parse_call` reads back as this name and these arguments."""
+    return f"{name}({', '.join(f'{argument}={value!r}' for argument, value in arguments.items())})"
 
 
 def merge_arguments(kind: str, name: str, arguments: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

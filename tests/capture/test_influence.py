@@ -45,7 +45,9 @@ def make_model(kind: str, dtype: torch.dtype = torch.float64) -> fs.Model:
         if isinstance(part, LlamaRMSNorm):  # its own forward always computes in float32
             part.forward = partial(rms_norm, part)
     arm = kind == "arm"
-    spec = fs.ModelSpec(kind, "arm" if arm else "mdm", None if arm else MASK, shift=kind in ("shifted", "arm"))
+    spec = fs.ModelSpec(
+        kind, fs.Paradigm.ARM if arm else fs.Paradigm.MDM, None if arm else MASK, shift=kind in ("shifted", "arm")
+    )
     return fs.Model(module.eval().to(dtype), replace(spec, eos_id=EOS))
 
 
@@ -236,7 +238,7 @@ class Hidden(nn.Module):
 
 
 def test_models_that_cannot_be_differentiated_are_refused(monkeypatch):
-    hidden = fs.Model(Hidden(), fs.ModelSpec("hidden", "mdm", MASK))
+    hidden = fs.Model(Hidden(), fs.ModelSpec("hidden", fs.Paradigm.MDM, MASK))
     with pytest.raises(fs.UserError, match=r"Hidden does not provide them \(get_input_embeddings\)"):
         fs.decode(hidden, PROMPTS, watch=fs.Watch(influence=True), **FOUR)
     model = make_model("unshifted")

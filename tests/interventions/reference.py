@@ -34,8 +34,8 @@ def build_model(kind: str, seed: int = 0) -> fs.Model:
                     num_attention_heads=HEADS, num_key_value_heads=2, initializer_range=0.3,
                     bos_token_id=BOS, eos_token_id=None, pad_token_id=0)
     ).eval()  # fmt: skip
-    arm = kind.startswith("arm")
-    spec = fs.ModelSpec(kind, "arm" if arm else "mdm", None if arm else MASK, shift=kind != "unshifted", bos_id=BOS,
+    paradigm, mask_id = (fs.Paradigm.ARM, None) if kind.startswith("arm") else (fs.Paradigm.MDM, MASK)
+    spec = fs.ModelSpec(kind, paradigm, mask_id, shift=kind != "unshifted", bos_id=BOS,
                         eos_id=EOS, supports_cache=kind != "arm without cache")  # fmt: skip
     return fs.Model(module, spec)
 

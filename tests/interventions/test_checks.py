@@ -122,7 +122,7 @@ def test_a_bos_that_predicts_the_first_token_cannot_be_dropped():
 
 def test_drop_bos_needs_a_bos():
     module = build_model("arm").module
-    bare = fs.Model(module, fs.ModelSpec("bare", "arm", None, shift=True))
+    bare = fs.Model(module, fs.ModelSpec("bare", fs.Paradigm.ARM, None, shift=True))
     with expect_error("bare has no bos token to drop"):
         fs.decode(bare, PROMPTS, edits="drop_bos()", new_tokens=2)
 

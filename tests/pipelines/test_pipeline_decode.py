@@ -40,10 +40,12 @@ def build_model(kind: str, seed: int = 0) -> fs.Model:
     """A tiny model with random weights: LLaDA-like, Dream-like, BERT, or a causal one."""
     torch.manual_seed(seed)
     if kind == "encoder":
-        return fs.Model(BertForMaskedLM(BertConfig(**SHAPE)).eval(), fs.ModelSpec(kind, "mdm", MASK, eos_id=EOS))
+        return fs.Model(
+            BertForMaskedLM(BertConfig(**SHAPE)).eval(), fs.ModelSpec(kind, fs.Paradigm.MDM, MASK, eos_id=EOS)
+        )
     config = LlamaConfig(**SHAPE, num_key_value_heads=2, bos_token_id=None, eos_token_id=None, pad_token_id=0)
     module = LlamaForCausalLM(config).eval()
-    paradigm = "arm" if kind == "arm" else "mdm"
+    paradigm = fs.Paradigm.ARM if kind == "arm" else fs.Paradigm.MDM
     spec = fs.ModelSpec(kind, paradigm, None if kind == "arm" else MASK, shift=kind != "unshifted", eos_id=EOS)
     return fs.Model(module, spec)
 
@@ -167,7 +169,7 @@ def test_logits_that_are_nan_are_refused(kind):
 
 def test_a_model_with_hidden_attention_is_refused():
     config = BloomConfig(vocab_size=50, hidden_size=32, n_layer=2, n_head=4, bos_token_id=None, eos_token_id=None)
-    model = fs.Model(BloomForCausalLM(config).eval(), fs.ModelSpec("bloom", "arm", None, shift=True))
+    model = fs.Model(BloomForCausalLM(config).eval(), fs.ModelSpec("bloom", fs.Paradigm.ARM, None, shift=True))
     assert fs.decode(model, [[1, 2, 3]], new_tokens=2).tokens.shape == (1, 5)
     with pytest.raises(fs.UserError, match="no attention was seen: BloomForCausalLM calls neither"):
         _ = fs.decode(model, [[1, 2, 3]], new_tokens=2, watch=fs.Watch()).traces
@@ -177,7 +179,7 @@ def test_the_final_state_excludes_positions_after_an_early_end():
     model = build_model("unshifted", 2)
     first = fs.decode(model, [PROMPTS[0]], new_tokens=8, block=1)
     ends = int(first.tokens[0, len(PROMPTS[0]) + 2])
-    model = fs.Model(model.module, fs.ModelSpec("stops", "mdm", MASK, eos_id=ends))
+    model = fs.Model(model.module, fs.ModelSpec("stops", fs.Paradigm.MDM, MASK, eos_id=ends))
     out = fs.decode(model, [PROMPTS[0]], new_tokens=8, block=1, stop=True, watch=fs.Watch())
     assert len(out.steps) < 8
     (final,) = fs.final_state(out)
@@ -220,7 +222,7 @@ def test_an_impossible_suffix_is_refused():
 
 def test_padding_uses_the_pad_token():
     module = build_model("unshifted").module
-    model = fs.Model(module, fs.ModelSpec("padded", "mdm", MASK, pad_id=7))
+    model = fs.Model(module, fs.ModelSpec("padded", fs.Paradigm.MDM, MASK, pad_id=7))
     assert fs.decode(model, PROMPTS, new_tokens=2).tokens[1, :4].tolist() == [7] * 4
 
 
@@ -372,7 +374,7 @@ def test_the_final_state_of_an_ended_sample_excludes_the_filler():
     model = build_model("arm")
     plain = fs.decode(model, PROMPTS, new_tokens=6, stop=False)
     ends = int(plain.tokens[0, len(PROMPTS[0]) + 2])  # the third token of the first sample now ends it
-    model = fs.Model(model.module, fs.ModelSpec("arm", "arm", None, shift=True, eos_id=ends))
+    model = fs.Model(model.module, fs.ModelSpec("arm", fs.Paradigm.ARM, None, shift=True, eos_id=ends))
     out = fs.decode(model, PROMPTS, new_tokens=6, watch=fs.Watch())
     first, second = out.traces
     assert len(first.arrays["keys"]) == 3
@@ -427,13 +429,13 @@ def test_the_meta_of_a_trace_holds_the_settings():
 
 
 def test_a_masked_diffusion_model_needs_a_mask_token():
-    spec = fs.ModelSpec("maskless", "mdm", None)
+    spec = fs.ModelSpec("maskless", fs.Paradigm.MDM, None)
     with pytest.raises(fs.UserError, match=r"maskless has no mask token: give its id, fs\.load\(…, mask_id=…\)"):
         fs.decode(fs.Model(build_model("unshifted").module, spec), PROMPTS, new_tokens=2)
 
 
 def test_a_prompt_beyond_the_context_is_refused_with_the_number():
-    spec = fs.ModelSpec("short", "mdm", MASK, context=12)
+    spec = fs.ModelSpec("short", fs.Paradigm.MDM, MASK, context=12)
     model = fs.Model(build_model("unshifted").module, spec)
     with pytest.raises(fs.UserError, match=r"prompt 0 has 7 tokens, with 8 new ones 15, and short was trained for 12"):
         fs.decode(model, PROMPTS, new_tokens=8)

@@ -112,12 +112,14 @@ def build_other_models() -> dict[str, fs.Model]:
     roberta = RobertaConfig(**{**small, "pad_token_id": 1}, max_position_embeddings=40)
     modern = ModernBertConfig(**small, cls_token_id=None, sep_token_id=None, global_attn_every_n_layers=1)
     return {
-        "gpt2": fs.Model(GPT2LMHeadModel(gpt).eval(), fs.ModelSpec("gpt2", "arm", None)),
+        "gpt2": fs.Model(GPT2LMHeadModel(gpt).eval(), fs.ModelSpec("gpt2", fs.Paradigm.ARM, None)),
         "gpt2 without a cache": fs.Model(
-            GPT2LMHeadModel(gpt).eval(), fs.ModelSpec("gpt2", "arm", None, supports_cache=False)
+            GPT2LMHeadModel(gpt).eval(), fs.ModelSpec("gpt2", fs.Paradigm.ARM, None, supports_cache=False)
         ),
-        "roberta": fs.Model(RobertaForMaskedLM(roberta).eval(), fs.ModelSpec("roberta", "mdm", MASK, first_position=2)),
-        "modernbert": fs.Model(ModernBertForMaskedLM(modern).eval(), fs.ModelSpec("modernbert", "mdm", MASK)),
+        "roberta": fs.Model(
+            RobertaForMaskedLM(roberta).eval(), fs.ModelSpec("roberta", fs.Paradigm.MDM, MASK, first_position=2)
+        ),
+        "modernbert": fs.Model(ModernBertForMaskedLM(modern).eval(), fs.ModelSpec("modernbert", fs.Paradigm.MDM, MASK)),
     }
 
 
@@ -169,7 +171,7 @@ def test_a_mistake_gets_a_one_sentence_error(settings, message):
 
 def test_logits_that_are_scaled_after_the_head_are_refused():
     config = GraniteConfig(**SHAPE, num_key_value_heads=2, logits_scaling=2.0, eos_token_id=None, bos_token_id=None)
-    model = fs.Model(GraniteForCausalLM(config).eval(), fs.ModelSpec("granite", "arm", None))
+    model = fs.Model(GraniteForCausalLM(config).eval(), fs.ModelSpec("granite", fs.Paradigm.ARM, None))
     with pytest.raises(fs.UserError, match="in GraniteForCausalLM no modules lead from the last block to the logits"):
         fs.lens(model, PROMPTS[0], new_tokens=2)
 
@@ -190,7 +192,7 @@ class Single(nn.Module):
 
 
 def test_a_model_without_blocks_is_refused():
-    model = fs.Model(Single().eval(), fs.ModelSpec("single", "mdm", MASK))
+    model = fs.Model(Single().eval(), fs.ModelSpec("single", fs.Paradigm.MDM, MASK))
     with pytest.raises(fs.UserError, match="and Single has no list of blocks with attention"):
         fs.lens(model, PROMPTS[0], new_tokens=2)
 

@@ -39,7 +39,7 @@ def build_model(kind: str, seed: int = 0) -> fs.Model:
         eos_token_id=None,
         pad_token_id=0,
     )
-    paradigm, mask = ("arm", None) if kind == "arm" else ("mdm", MASK)
+    paradigm, mask = (fs.Paradigm.ARM, None) if kind == "arm" else (fs.Paradigm.MDM, MASK)
     spec = fs.ModelSpec(kind, paradigm, mask, shift=kind != "unshifted", eos_id=EOS)
     return fs.Model(LlamaForCausalLM(config).eval(), spec)
 
@@ -191,7 +191,7 @@ nll([[5], [6, mdm.spec.eos_id]])
 nll(["a", "b"], eos="last")
 nll(["a", "b"], new_tokens="4")
 print_error(lambda: fs.answer_nll(mdm.module, ids, ["a", "b"], new_tokens=4))
-without = fs.Model(mdm.module, fs.ModelSpec("bare", "mdm", mdm.spec.mask_id))
+without = fs.Model(mdm.module, fs.ModelSpec("bare", fs.Paradigm.MDM, mdm.spec.mask_id))
 print_error(lambda: fs.answer_nll(without, ids, ["a", "b"], new_tokens=4))
 without = fs.Model(mdm.module, mdm.spec)
 print_error(lambda: fs.answer_nll(without, ids, ["a", "b"], new_tokens=4))

@@ -15,7 +15,7 @@ from floatscope.models.spec import ModelSpec
 from floatscope.sampling import autoregress
 from floatscope.sampling.randomness import gumbel, step_keys
 from floatscope.sampling.settings import resolve_sampling
-from floatscope.schema import State
+from floatscope.schema import Paradigm, State
 
 VOCABULARY, EOS = 48, 3
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [12, 13], [14, 15, 16, 17]]
@@ -72,11 +72,11 @@ KINDS = ["llama", "qwen2", "gpt2", "gemma3", "mistral with a window of 4"]
 
 
 def model(kind: str = "llama") -> Model:
-    return Model(module(kind), ModelSpec("x", "arm", None, shift=True, eos_id=EOS))
+    return Model(module(kind), ModelSpec("x", Paradigm.ARM, None, shift=True, eos_id=EOS))
 
 
 def generate(forward, prompts, end_ids=(), samples=None, regions=None, **given):
-    sampling = resolve_sampling("arm", **given)
+    sampling = resolve_sampling(Paradigm.ARM, **given)
     canvas = build_canvas(prompts, sampling.new_tokens, None, regions=regions)
     return list(autoregress(forward, canvas, sampling, end_ids=end_ids, samples=samples))
 
@@ -213,7 +213,7 @@ def test_bf16_logits_are_converted_to_fp32():
 def test_the_callers_canvas_is_not_modified():
     canvas = build_canvas([[1, 2], [3]], 4, None)
     tokens, states = canvas.tokens.clone(), canvas.states.clone()
-    list(autoregress(successor(), canvas, resolve_sampling("arm", new_tokens=4)))
+    list(autoregress(successor(), canvas, resolve_sampling(Paradigm.ARM, new_tokens=4)))
     assert torch.equal(canvas.tokens, tokens)
     assert torch.equal(canvas.states, states)
 

@@ -25,7 +25,7 @@ from floatscope.canvas import Regions, build_canvas
 from floatscope.errors import UserError
 from floatscope.sampling import SAMPLERS, denoise
 from floatscope.sampling.settings import resolve_sampling
-from floatscope.schema import State
+from floatscope.schema import Paradigm, State
 
 
 def run_llada_loop(forward, prompt, new, steps, block=None, shift=False):
@@ -134,7 +134,7 @@ def test_denoising_stops_when_nothing_is_masked():
 
 
 def test_a_canvas_without_masks_has_no_steps():
-    sampling = resolve_sampling("mdm", new_tokens=0)
+    sampling = resolve_sampling(Paradigm.MDM, new_tokens=0)
     assert list(denoise(random_model(0), build_canvas([[1, 2]], 0, MASK), sampling, mask_id=MASK)) == []
 
 
@@ -325,7 +325,7 @@ def test_klass_reads_the_later_blocks_too():
 
 def test_a_step_stores_the_canvas_of_its_forward():
     canvas = build_canvas([[1, 2]], 4, MASK)
-    steps = list(denoise(random_model(1), canvas, resolve_sampling("mdm", new_tokens=4, steps=2), mask_id=MASK))
+    steps = list(denoise(random_model(1), canvas, resolve_sampling(Paradigm.MDM, new_tokens=4, steps=2), mask_id=MASK))
     assert torch.equal(steps[0].before.tokens, canvas.tokens)
     assert torch.equal(steps[1].before.tokens, steps[0].after.tokens)
     for step in steps:
@@ -339,13 +339,13 @@ def test_a_step_stores_the_canvas_of_its_forward():
 def test_the_callers_canvas_is_not_modified():
     canvas = build_canvas([[1, 2]], 4, MASK)
     before = replace(canvas, tokens=canvas.tokens.clone(), states=canvas.states.clone())
-    list(denoise(random_model(0), canvas, resolve_sampling("mdm", new_tokens=4), mask_id=MASK))
+    list(denoise(random_model(0), canvas, resolve_sampling(Paradigm.MDM, new_tokens=4), mask_id=MASK))
     assert torch.equal(canvas.tokens, before.tokens)
     assert torch.equal(canvas.states, before.states)
 
 
 def test_steps_already_yielded_do_not_change():
-    sampling, snapshots = resolve_sampling("mdm", new_tokens=4), []
+    sampling, snapshots = resolve_sampling(Paradigm.MDM, new_tokens=4), []
     for step in denoise(random_model(0), build_canvas([[1]], 4, MASK), sampling, mask_id=MASK):
         snapshots.append((step, step.before.tokens.tolist(), step.after.states.tolist()))
     assert all(s.before.tokens.tolist() == t and s.after.states.tolist() == a for s, t, a in snapshots)
@@ -358,7 +358,7 @@ def test_steps_are_computed_lazily():
         requests.append(canvas.step)
         return random_model(0)(canvas, rows)
 
-    steps = denoise(forward, build_canvas([[1]], 4, MASK), resolve_sampling("mdm", new_tokens=4), mask_id=MASK)
+    steps = denoise(forward, build_canvas([[1]], 4, MASK), resolve_sampling(Paradigm.MDM, new_tokens=4), mask_id=MASK)
     assert requests == []
     next(steps)
     assert requests == [0]

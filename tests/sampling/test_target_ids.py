@@ -11,6 +11,7 @@ from toys import MASK, VOCABULARY, best, compute_logits, fill, random_model, sel
 from floatscope.canvas import Step, build_canvas
 from floatscope.sampling import SAMPLERS, autoregress
 from floatscope.sampling.settings import resolve_sampling
+from floatscope.schema import Paradigm
 
 FIELDS = ("sample", "position", "row", "token", "confidence")
 PACES = [{"sampler": name} for name in SAMPLERS if name != "pc"]
@@ -110,7 +111,7 @@ PROMPTS, DRAWN = [[1, 2], [9]], {"temperature": 0.7, "top_k": 5, "confidence_fro
 
 def generate(logits, target_ids=None, **given) -> list[Step]:
     """Run a model whose next token's logits are a row of [vocabulary, vocabulary], indexed by the last token."""
-    sampling = resolve_sampling("arm", stop=False, **given)
+    sampling = resolve_sampling(Paradigm.ARM, stop=False, **given)
     canvas = build_canvas(PROMPTS, sampling.new_tokens, None)
     return list(
         autoregress(lambda c, rows: logits[c.tokens[:, rows]], canvas, sampling, end_ids=(3,), target_ids=target_ids)

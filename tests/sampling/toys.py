@@ -9,7 +9,7 @@ import torch
 from floatscope.canvas import CanvasState, Commits, Step, build_canvas
 from floatscope.sampling import denoise
 from floatscope.sampling.settings import resolve_sampling
-from floatscope.schema import State
+from floatscope.schema import Paradigm, State
 
 MASK, VOCABULARY = 19, 20
 
@@ -46,7 +46,7 @@ def fixed_model(logits: torch.Tensor):
 def fill(forward, prompts, *, mask_id=MASK, suffix=(), regions=None, samples=None, **given) -> list[Step]:
     """Run `denoise` to the end; other keywords are settings."""
     own = {k: given.pop(k) for k in ("shift", "end_ids", "unguided", "target_ids") if k in given}
-    sampling = resolve_sampling("mdm", given.pop("preset", None), **given)
+    sampling = resolve_sampling(Paradigm.MDM, given.pop("preset", None), **given)
     canvas = build_canvas(prompts, sampling.new_tokens, mask_id, suffix=suffix, regions=regions)
     own |= {"samples": samples, "suffix": len(suffix)}
     return list(denoise(forward, canvas, sampling, mask_id=mask_id, **own))

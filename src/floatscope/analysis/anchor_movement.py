@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 
 from floatscope.analysis.floating import attention_moved
 from floatscope.analysis.trace_view import TraceView, argmax_key, per_sample
-from floatscope.schema import MIN_ANCHOR_LIFT, MIN_VISIBLE_ROWS, TOP_STATS
+from floatscope.schema import MIN_ANCHOR_LIFT, MIN_VISIBLE_ROWS, TOP_STATS, RowSource
 
 STATIC_SHARE = 0.9
 """An anchor that stays for this share of the steps is static."""
@@ -243,7 +243,7 @@ def _split_share(view: TraceView) -> Float[np.ndarray, " layer"]:
     trace = view.trace
     n, masked = trace.arrays["queries"], view.is_masked.sum(1)
     has_both = (masked > 0) & (masked < n) & np.isin(np.arange(view.steps), view.steps_with_commits)
-    if not has_both.any() or trace.meta.get("rows") == "cache":
+    if not has_both.any() or trace.meta.get("rows") == RowSource.CACHE:
         return np.full(len(view.layers), np.nan)
     is_eligible = _eligible_for_unmasked_rows(view)
     n, masked = n[has_both, None, None], masked[has_both, None, None]

@@ -25,6 +25,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from floatscope.errors import UserError, unknown_choice
+from floatscope.schema import Paradigm
 from floatscope.syntax import merge_arguments, parse_call
 from floatscope.traces import Trace
 from floatscope.traces.trace import SCALES
@@ -175,7 +176,7 @@ def soft_weights(trace: Trace, k: float = 2.0, alpha: float = 5.0) -> Float[np.n
 def _af_absorption(trace: Trace, arguments: Mapping[str, Any]) -> KeyMask:
     received = trace.received(scale="mean")
     ranked = np.where(np.isnan(received), -np.inf, received)
-    top = np.zeros(ranked.shape[:2], int) if trace.meta.get("paradigm") == "arm" else ranked.argmax(-1)
+    top = np.zeros(ranked.shape[:2], int) if trace.meta.get("paradigm") == Paradigm.ARM else ranked.argmax(-1)
     return (np.arange(received.shape[-1]) == top[..., None]) & np.isfinite(received)
 
 

@@ -24,6 +24,7 @@ from jaxtyping import Bool, Float, Int, Num
 
 from floatscope.analysis.trace_view import TraceView, per_sample
 from floatscope.errors import UserError
+from floatscope.schema import RowSource
 from floatscope.traces import Trace
 
 NESTED_REGIONS = ("evidence", "gold")
@@ -135,7 +136,7 @@ def _region_mass(
 ) -> Float[np.ndarray, "step layer region key_region"]:
     """The mass of all rows so far, mean over heads; NaN before a region has any row."""
     mean = trace.require("regions").astype(np.float32).mean(2, dtype=np.float64)
-    if trace.meta.get("rows") != "cache":
+    if trace.meta.get("rows") != RowSource.CACHE:
         return mean
     new = np.diff(size, axis=0, prepend=0)[:, None, :, None]
     with np.errstate(invalid="ignore"):

@@ -12,6 +12,7 @@ import typer
 from floatscope.cli import options as o
 from floatscope.cli.console import print_line, print_skipped, show_status
 from floatscope.errors import UserError
+from floatscope.schema import Paradigm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -113,7 +114,7 @@ def _draw_table(rows: pd.DataFrame, model: Model, width: int) -> Table:
     caption = "Key of largest lift @ its position, lift; → the token that the lens reads there, its probability."
     if rows["predicted_position"].gt(rows["key"]).all():
         caption += " A row of this model predicts the next position."
-    if model.spec.paradigm == "arm" and model.spec.supports_cache:
+    if model.spec.paradigm is Paradigm.ARM and model.spec.supports_cache:
         caption += " Step 0 has the rows of the prompt, later steps the newest row."
     table = Table(box=box.SIMPLE_HEAD, caption=caption, caption_justify="left", pad_edge=False)
     table.add_column("layer", justify="right")

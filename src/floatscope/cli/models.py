@@ -97,7 +97,7 @@ def _print_description(console: Console, description: Description) -> None:
     facts = {
         "model": spec.name + (f" at {spec.revision}" if spec.revision else ""),
         "architecture": f"{spec.architecture}, opened as {description.transformers_class}",
-        "paradigm": "masked diffusion" if spec.paradigm == "mdm" else "autoregressive",
+        "paradigm": spec.paradigm.label,
         "parameters": f"{description.parameters:,}" + (f", {description.dtype}" if description.dtype else ""),
         "network": f"{description.layers} layers, {description.heads} heads of {description.head_dim}{grouped}",
         "vocabulary": str(description.vocab_size),

@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.text import Text
 
-from floatscope.schema import State
+from floatscope.schema import Paradigm, State
 
 if TYPE_CHECKING:
     from floatscope.canvas import Step
@@ -44,7 +44,7 @@ class CanvasView:
         if self.layer is not None:
             parts.append(self._anchor_line(step, anchors))
         spec, sampling = self.out.model.spec, self.out.sampling
-        paradigm = "masked diffusion" if spec.paradigm == "mdm" else "autoregressive"
+        paradigm = spec.paradigm.label
         title = f"[bold]{escape(spec.name)}[/] · {paradigm} · {sampling.sampler}"
         return Panel(Group(*parts), title=title, title_align="left")
 
@@ -121,7 +121,7 @@ class CanvasView:
         return Text("\n").join(lines[first : first + room])
 
     def _counters(self, step: Step) -> Text:
-        sampling, is_arm = self.out.sampling, self.out.model.spec.paradigm == "arm"
+        sampling, is_arm = self.out.sampling, self.out.model.spec.paradigm is Paradigm.ARM
         scheduled = sampling.new_tokens if sampling.is_scheduled else None
         total = sampling.new_tokens if is_arm else sampling.steps or scheduled
         parts = [f"step {self.forwards}" + (f"/{total}" if total else "")]
@@ -135,7 +135,7 @@ class CanvasView:
     def _anchor_line(self, step: Step, anchors: Sequence[tuple[int, float]]) -> Text:
         first = _first_position(step)
         names = [f"{self._token_name(step, position)} at {position - first}, {lift:.1f}×" for position, lift in anchors]
-        rows = "newest row, " if self.out.model.spec.paradigm == "arm" else ""
+        rows = "newest row, " if self.out.model.spec.paradigm is Paradigm.ARM else ""
         return Text(f"anchors ({rows}layer {self.layer}): " + (" · ".join(names) or "none"), style="cyan")
 
     def _token_name(self, step: Step, position: int) -> str:

@@ -22,7 +22,7 @@ from floatscope.interventions.key_rules import (
 )
 from floatscope.interventions.key_selection import EVIDENCE
 from floatscope.models.model import Model
-from floatscope.schema import State
+from floatscope.schema import Paradigm, State
 
 STATES = ("masked", "committed", "prompt")
 
@@ -40,7 +40,7 @@ def check_edits(edits: Sequence[Edit], model: Model, canvas: CanvasState) -> Non
         rows = (OTHER_ROWS, *STATES, *canvas.regions.names)
         if isinstance(edit, RowEdit) and edit.queries is not None and edit.queries not in rows:
             raise unknown_choice(f"region in {edit}: the samples do not have", edit.queries, rows)
-        if isinstance(edit, Freeze) and model.spec.paradigm == "arm":
+        if isinstance(edit, Freeze) and model.spec.paradigm is Paradigm.ARM:
             raise UserError(f"{edit} needs the same queries at every step, but {model.spec.name} has new ones")
     for a, b in combinations(edits, 2):
         overlap = all(_overlap(getattr(a, name), getattr(b, name)) for name in ("steps", "layers", "heads"))
@@ -66,7 +66,7 @@ def _check_canvas_edit(edit: Edit, model: Model, canvas: CanvasState) -> None:
         return
     if model.spec.bos_id is None:
         raise UserError(f"{name} has no bos token to drop")
-    if (model.spec.shift or model.spec.paradigm == "arm") and _has_bos_only_prompt(canvas, model.spec.bos_id):
+    if (model.spec.shift or model.spec.paradigm is Paradigm.ARM) and _has_bos_only_prompt(canvas, model.spec.bos_id):
         raise UserError(f"{edit} leaves no row that predicts the first new token, because a prompt is only the bos")
 
 

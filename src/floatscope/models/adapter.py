@@ -40,6 +40,7 @@ from floatscope.models.peft_format import (
     split_name,
 )
 from floatscope.models.spec import ModelSpec
+from floatscope.schema import Paradigm
 
 ADAPTER_FILE = "adapter.json"
 OWN_TENSORS_FILE = "adapter.safetensors"  # complete weights, for which PEFT has no format, and all tensors of 0.6
@@ -231,7 +232,11 @@ def adapt_spec(spec: ModelSpec, adapter: Adapter) -> ModelSpec:
     adapted = replace(spec, name=f"{spec.name}+{adapter.name}", weights=both)
     if adapter.base_sha256 is None:
         return adapted
-    if spec.paradigm != "arm":
+    if spec.paradigm is not Paradigm.ARM:
         raise UserError(f"{spec.name} is not an autoregressive model; this adapter needs an autoregressive base")
     adapted = replace(adapted, architecture="adapted")
-    return adapted if adapter.mask_id is None else replace(adapted, paradigm="mdm", mask_id=adapter.mask_id, shift=True)
+    return (
+        adapted
+        if adapter.mask_id is None
+        else replace(adapted, paradigm=Paradigm.MDM, mask_id=adapter.mask_id, shift=True)
+    )

@@ -23,6 +23,7 @@ from floatscope.models.conversions import (
     llada_to_llama_config,
     llada_to_llama_key,
 )
+from floatscope.schema import Paradigm
 
 if TYPE_CHECKING:
     from floatscope.models.tokenizer import ModelTokenizer
@@ -50,7 +51,7 @@ class Architecture:
     opens: str  # for people
     class_pattern: str  # a regular expression for an entry of the config's `architectures`
     transformers_class: str  # may refer to the groups of `class_pattern`
-    paradigm: str  # "mdm" | "arm"
+    paradigm: Paradigm
     shift: bool = False  # the logits at row p predict position p + 1
     key_pattern: str = r".*"  # a tensor name that must exist, if `architectures` alone is ambiguous
     find_mask_id: MaskFinder = lambda config, tokenizer: None
@@ -70,7 +71,7 @@ ARCHITECTURES = (
         class_pattern="LLaDAModelLM",
         key_pattern=r"model\.transformer\..+",
         transformers_class="LlamaForCausalLM",
-        paradigm="mdm",
+        paradigm=Paradigm.MDM,
         find_mask_id=_mask_in_config,
         mask_source="config.json",
         convert_config=llada_to_llama_config,
@@ -82,7 +83,7 @@ ARCHITECTURES = (
         class_pattern=r"(?i:i?llada)\w*",
         key_pattern=r"model\.layers\..+",
         transformers_class="LlamaForCausalLM",
-        paradigm="mdm",
+        paradigm=Paradigm.MDM,
         find_mask_id=lambda config, tokenizer: 5,  # in neither the config nor the tokenizer; published by its authors
         mask_source="always 5",
         convert_config=illada_to_llama_config,
@@ -92,7 +93,7 @@ ARCHITECTURES = (
         opens="Dream-7B Base and Instruct, Dream-Coder, DiffuCoder",
         class_pattern="DreamModel",
         transformers_class="Qwen2ForCausalLM",
-        paradigm="mdm",
+        paradigm=Paradigm.MDM,
         shift=True,
         find_mask_id=_mask_in_config,
         mask_source="config.json",
@@ -104,7 +105,7 @@ ARCHITECTURES = (
         opens="dllm's diffusion models (Qwen3-0.6B-diffusion-mdlm, …)",
         class_pattern=r"A2D(Llama|Qwen2|Qwen3)LMHeadModel",
         transformers_class=r"\1ForCausalLM",
-        paradigm="mdm",
+        paradigm=Paradigm.MDM,
         find_mask_id=_mask_by_name,
         mask_source="the tokenizer's <|mask|>",
         note="a block-diffusion checkpoint (bd3lm) has the same files and would be run with full attention",
@@ -114,7 +115,7 @@ ARCHITECTURES = (
         opens="masked language models: BERT, ModernBERT",
         class_pattern=r"((?:Bert|ModernBert)ForMaskedLM)",
         transformers_class=r"\1",
-        paradigm="mdm",
+        paradigm=Paradigm.MDM,
         find_mask_id=_mask_in_tokenizer,
         mask_source="the tokenizer",
         ignored_keys=r"cls\.seq_relationship\..+|(\w+\.)?pooler\..+",
@@ -125,7 +126,7 @@ ARCHITECTURES = (
         opens="masked language models: RoBERTa, XLM-RoBERTa",
         class_pattern=r"((?:Roberta|XLMRoberta)ForMaskedLM)",
         transformers_class=r"\1",
-        paradigm="mdm",
+        paradigm=Paradigm.MDM,
         find_mask_id=_mask_in_tokenizer,
         mask_source="the tokenizer",
         ignored_keys=r"(\w+\.)?pooler\..+",
@@ -136,7 +137,7 @@ ARCHITECTURES = (
         opens="any causal language model of transformers (Llama, Qwen, Gemma, SmolLM, GPT-2, …)",
         class_pattern=r"(\w+)",  # and a causal language model of transformers
         transformers_class=r"\1",
-        paradigm="arm",
+        paradigm=Paradigm.ARM,
         shift=True,
         mask_source="mask_id=, which makes it a masked diffusion model (DiffuGPT, DiffuLLaMA)",
     ),
@@ -147,7 +148,7 @@ REMOTE_CODE = Architecture(
     opens="checkpoints with their own code, run only with trust_remote_code=True",
     class_pattern=r"(?!)",
     transformers_class="",
-    paradigm="arm",
+    paradigm=Paradigm.ARM,
     shift=True,
     find_mask_id=_mask_in_config,
     mask_source="config.json",

@@ -20,7 +20,7 @@ from floatscope.canvas import CanvasState
 from floatscope.errors import LIBRARY_ERRORS, UserError, summarize_error
 from floatscope.models.model import CachedForward, Model
 from floatscope.models.silence import silence_libraries
-from floatscope.schema import State
+from floatscope.schema import Paradigm, State
 
 TOKENS = 4
 
@@ -48,7 +48,7 @@ def detect_capabilities(model: Model) -> Model:
         has_position_ids = "position_ids" in model.forward_parameters  # else padding is refused in any case
         supports_padding = not has_position_ids or _gives(expected, lambda: model.forward(batch))
         supports_cache = True
-        if model.spec.paradigm == "arm":
+        if model.spec.paradigm is Paradigm.ARM:
             canvas = batch if has_position_ids and supports_padding else _build_canvas(model, [longer])
             supports_cache = _gives(expected, lambda: _forward_with_cache(model, canvas))
     return replace(model, spec=replace(model.spec, supports_padding=supports_padding, supports_cache=supports_cache))
@@ -86,7 +86,7 @@ def _forward(model: Model, samples: list[list[int]]) -> Tensor:
 def _check_direction(model: Model, logits: Tensor) -> None:
     """Compare the first row of two samples that differ in their last token."""
     sees_later_tokens = not torch.equal(logits[0, 0], logits[1, 0])
-    is_mdm = model.spec.paradigm == "mdm"
+    is_mdm = model.spec.paradigm is Paradigm.MDM
     if not sees_later_tokens and is_mdm and model.spec.architecture in ("causal", "remote", "adapted"):
         is_adapted = model.spec.architecture == "adapted"
         remedy = "an adapter cannot change that" if is_adapted else "open it without mask_id="

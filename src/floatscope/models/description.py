@@ -18,6 +18,7 @@ from floatscope.models.names import display_name, find_checkpoint, find_weights,
 from floatscope.models.prepared_checkpoint import build_empty_module, prepare_checkpoint
 from floatscope.models.spec import ModelSpec, infer_spec
 from floatscope.models.tokenizer import ModelTokenizer
+from floatscope.schema import Paradigm
 
 
 @dataclass(frozen=True)
@@ -143,10 +144,10 @@ def _token_names(spec: ModelSpec, tokenizer: ModelTokenizer | None) -> dict[str,
     return {} if tokenizer is None else {role: tokenizer.id_to_token(getattr(spec, f"{role}_id")) for role in roles}
 
 
-def _samplers(paradigm: str) -> tuple[str, ...]:
+def _samplers(paradigm: Paradigm) -> tuple[str, ...]:
     from floatscope.sampling.samplers import SAMPLERS
 
-    return ("ar",) if paradigm == "arm" else tuple(name for name in SAMPLERS if name != "ar")
+    return ("ar",) if paradigm is Paradigm.ARM else tuple(name for name in SAMPLERS if name != "ar")
 
 
 def _capture_obstacle(module: Any) -> str | None:
@@ -164,7 +165,7 @@ def _warnings(architecture: Architecture, spec: ModelSpec, tokenizer: ModelToken
     warnings = [architecture.note] if architecture.note else []
     if tokenizer is None:
         warnings.append("no tokenizer: prompts are token ids")
-    if architecture.paradigm == "arm" and spec.paradigm == "mdm":
+    if architecture.paradigm is Paradigm.ARM and spec.paradigm is Paradigm.MDM:
         warnings.append(
             "a causal model opened as a masked diffusion model; loading it checks that its causal mask can be dropped"
         )

@@ -45,6 +45,7 @@ from floatscope.models.prepared_checkpoint import PreparedCheckpoint, check_keys
 from floatscope.models.silence import silence_libraries
 from floatscope.models.spec import infer_spec
 from floatscope.models.untrusted import check_untrusted, is_shipped
+from floatscope.schema import Paradigm
 
 
 def load(
@@ -138,7 +139,7 @@ def _load_remote_code(
     dtype = dtype or (torch.float32 if device == CPU else getattr(torch, checkpoint.dtype))
     module, tokenizer = remote_code.read_model(folder, checkpoint.config, device, dtype)
     has_mask = checkpoint.config.get("mask_token_id") is not None
-    row = replace(REMOTE_CODE, paradigm="mdm", shift=False) if has_mask else REMOTE_CODE
+    row = replace(REMOTE_CODE, paradigm=Paradigm.MDM, shift=False) if has_mask else REMOTE_CODE
     with name_in_errors(folder):
         spec = infer_spec(name, row, checkpoint.config, module, tokenizer, **overrides)
     spec = replace(spec, weights=checkpoint.fingerprint, uses_remote_code=True)

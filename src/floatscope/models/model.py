@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from floatscope.canvas import CanvasState
 from floatscope.errors import UserError
 from floatscope.models.spec import ModelSpec
+from floatscope.schema import Paradigm
 
 if TYPE_CHECKING:
     from floatscope.models.tokenizer import ModelTokenizer
@@ -47,7 +48,7 @@ class Model:
     tokenizer: ModelTokenizer | None = None
 
     def __repr__(self) -> str:
-        paradigm = "masked diffusion" if self.spec.paradigm == "mdm" else "autoregressive"
+        paradigm = self.spec.paradigm.label
         layers = getattr(getattr(self.module, "config", None), "num_hidden_layers", None)
         parameters = sum(p.numel() for p in self.module.parameters())
         parts = [paradigm, *([] if layers is None else [f"{layers} layers"]), f"{parameters:,} parameters"]
@@ -82,7 +83,7 @@ class Model:
 
     def forward(self, canvas: CanvasState, rows: slice | None = None) -> Float[Tensor, "batch row vocabulary"]:
         """Return the logits of `rows` (default: all); no cache, every position is computed."""
-        arguments = {"use_cache": False, **({"is_causal": False} if self.spec.paradigm == "mdm" else {})}
+        arguments = {"use_cache": False, **({"is_causal": False} if self.spec.paradigm is Paradigm.MDM else {})}
         return self._logits(canvas, 0, slice(0, canvas.tokens.shape[1]) if rows is None else rows, arguments)
 
     def cached_forward(self) -> Callable[[CanvasState, slice], Tensor]:
@@ -90,7 +91,7 @@ class Model:
 
         If the model does not support the cache (recurrent networks have none), every call computes the whole canvas.
         """
-        if self.spec.paradigm != "arm":
+        if self.spec.paradigm is not Paradigm.ARM:
             raise UserError(
                 f"{self.spec.name} attends in both directions, so its keys and values change at every step and cannot"
                 " be cached; use forward"

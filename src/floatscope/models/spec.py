@@ -17,6 +17,7 @@ from floatscope.errors import UserError, printable
 from floatscope.models.architectures import Architecture
 from floatscope.models.conversions import Config
 from floatscope.models.tokenizer import ModelTokenizer
+from floatscope.schema import Paradigm
 
 
 @dataclass(frozen=True)
@@ -27,12 +28,12 @@ class ModelSpec:
 
     Example:
         twin = fs.load("twin:mdm")
-        spec = fs.ModelSpec("my-mdm", "mdm", mask_id=twin.spec.mask_id)
+        spec = fs.ModelSpec("my-mdm", fs.Paradigm.MDM, mask_id=twin.spec.mask_id)
         model = fs.Model(twin.module, spec)  # any module that returns logits
     """
 
     name: str
-    paradigm: str  # "mdm" | "arm"
+    paradigm: Paradigm  # or its name, "mdm" or "arm"
     mask_id: int | None
     shift: bool = False  # the logits at row p predict position p + 1
     architecture: str = ""  # the row of the architecture table that opened it
@@ -47,6 +48,9 @@ class ModelSpec:
     uses_remote_code: bool = False  # it runs the checkpoint's own code, because the user allowed it
     supports_cache: bool = True  # False: a key-value cache would change its predictions (see capabilities.py)
     supports_padding: bool = True  # False: padding would change its predictions, so a batch needs prompts of one length
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "paradigm", Paradigm(self.paradigm))
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -79,17 +83,17 @@ def infer_spec(
     if tokenizer is not None and tokenizer.size > rows:
         raise UserError(f"its tokenizer has ids up to {tokenizer.size - 1}, but the model accepts 0 … {rows - 1}")
     mask = architecture.find_mask_id(config, tokenizer) if mask_id is None else mask_id
-    paradigm = architecture.paradigm if mask_id is None else "mdm"
+    paradigm = architecture.paradigm if mask_id is None else Paradigm.MDM
     if shift is not None and not isinstance(shift, bool):
         raise UserError(
             f"shift must be True (a row predicts the next position) or False (its own position), got {shift!r}"
         )
-    if shift is not None and paradigm == "arm":
+    if shift is not None and paradigm is Paradigm.ARM:
         raise UserError(
             "shift= is for masked diffusion models, and this model is autoregressive: its rows always predict the next"
             " position; leave it out, or give mask_id= too"
         )
-    if paradigm == "mdm" and mask is None:
+    if paradigm is Paradigm.MDM and mask is None:
         raise UserError(f"its mask token was not found in {architecture.mask_source}; give its id with mask_id=")
     if mask is not None and not (type(mask) is int and 0 <= mask < rows):
         raise UserError(f"mask id {printable(repr(mask))} is not a valid token id; expected 0 … {rows - 1}")
@@ -107,7 +111,7 @@ def infer_spec(
     return ModelSpec(
         name=name,
         paradigm=paradigm,
-        mask_id=mask if paradigm == "mdm" else None,
+        mask_id=mask if paradigm is Paradigm.MDM else None,
         shift=architecture.shift if shift is None else shift,
         architecture=architecture.name,
         bos_id=token_id("bos"),

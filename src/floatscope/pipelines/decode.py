@@ -40,6 +40,7 @@ from floatscope.pipelines.prompting import (
 )
 from floatscope.pipelines.watch import build_recorder
 from floatscope.sampling import Sampling, autoregress, denoise, resolve_sampling
+from floatscope.schema import Paradigm, RowSource
 from floatscope.traces import Trace
 from floatscope.traces.recorder import Recorder
 
@@ -49,6 +50,7 @@ def decode(
     prompts: RawPrompt | Sequence[RawPrompt],
     *,
     watch: Watch | None = None,
+    sampling: Sampling | None = None,
     preset: str | None = None,
     chat: bool | None = None,
     infill: bool = False,
@@ -69,6 +71,7 @@ def decode(
         model: from `fs.load`.
         prompts: a text, a list of token ids, a list of chat messages, or a list of these.
         watch: what to capture of the attention, e.g. `fs.Watch()`; None captures nothing.
+        sampling: all settings as one value, `fs.Sampling(…)`; `settings` override it.
         preset: the official defaults of a model's authors, "llada" or "dream"; `settings` override it.
         chat: whether texts go through the chat template; None: if the model has one.
         infill: fill the masks inside the prompts; appends new tokens only if `new_tokens` is given. MDM only.
@@ -95,22 +98,24 @@ def decode(
     """
     _check_types(model, watch, regions, chat, infill, meta)
     spec = model.spec
-    if spec.paradigm == "mdm" and spec.mask_id is None:
+    if spec.paradigm is Paradigm.MDM and spec.mask_id is None:
         raise UserError(f"{spec.name} has no mask token: give its id, fs.load(…, mask_id=…)")
     if watch is not None and watch.influence:
         input_embedding(model.module)  # raises if the model has none
     # 1. Settings. Infilling appends nothing and uses no chat template by default; targets set the number of new tokens.
     if infill:
-        settings["new_tokens"] = 0 if settings.get("new_tokens") is None else settings["new_tokens"]
+        if sampling is None and settings.get("new_tokens") is None:
+            settings["new_tokens"] = 0
         chat = bool(chat)
     if target_ids is not None:
-        if infill or settings.get("stop"):
+        if infill or settings.get("stop") or (sampling is not None and sampling.stop):
             other = "infill fills masks inside the prompt" if infill else "stop ends a text at its first end token"
             raise UserError(f"target_ids gives all new tokens, but {other}; leave one of them out")
         target_ids = parse_target_ids(model, target_ids)
-        length = settings.get("new_tokens")
-        settings |= {"new_tokens": len(target_ids[0]) if length is None else length, "stop": False}
-    sampling = resolve_sampling(spec.paradigm, preset, **settings)
+        if sampling is None and settings.get("new_tokens") is None:
+            settings["new_tokens"] = len(target_ids[0])
+        settings["stop"] = False
+    sampling = resolve_sampling(spec.paradigm, preset, sampling=sampling, **settings)
     # 2. Prompts.
     _check_suffix(model, suffix, sampling)
     ids = encode_prompts(model, prompts, chat)
@@ -134,7 +139,7 @@ def decode(
     record = {**_build_meta(model, sampling, watch), "chat": used_chat}
     record |= {} if target_ids is None else {"teacher_forcing": True}
     record |= {"edits": [str(edit) for edit in parsed_edits]} if parsed_edits else {}
-    record |= {"rows": "all"} if invalidates_cache(parsed_edits) else {}
+    record |= {"rows": RowSource.ALL} if invalidates_cache(parsed_edits) else {}
     return Decoding(
         model,
         sampling,
@@ -142,7 +147,7 @@ def decode(
         names,
         watch,
         {**record, **(meta or {})},
-        suffix_length=len(suffix) if spec.paradigm == "mdm" else 0,
+        suffix_length=len(suffix) if spec.paradigm is Paradigm.MDM else 0,
         infill=infill,
         edits=parsed_edits,
         target_ids=None if target_ids is None else torch.tensor(target_ids, device=model.device),
@@ -234,7 +239,7 @@ class Decoding:
     @property
     def answer_start(self) -> int:
         """The position of the first new token, the same in every canvas of the batch."""
-        after_prompt = self.sampling.new_tokens + self.suffix_length if self.model.spec.paradigm == "mdm" else 0
+        after_prompt = self.sampling.new_tokens + self.suffix_length if self.model.spec.paradigm is Paradigm.MDM else 0
         return self.initial_canvas.tokens.shape[1] - after_prompt
 
     @property
@@ -370,7 +375,7 @@ def _run_steps(
     The generator holds no reference to its `Decoding`: when that is dropped, the watcher is detached.
     """
     spec = model.spec
-    use_cache = spec.paradigm == "arm" and (intervention is None or not invalidates_cache(intervention.edits))
+    use_cache = spec.paradigm is Paradigm.ARM and (intervention is None or not invalidates_cache(intervention.edits))
     run_model = model.cached_forward() if use_cache else model.forward
 
     def forward(canvas: CanvasState, rows: slice) -> Tensor:
@@ -387,7 +392,7 @@ def _run_steps(
             raise _explain_out_of_memory(model, canvas) from error
 
     with nullcontext() if watcher is None else attach(model.module, watcher):
-        if spec.paradigm == "arm":
+        if spec.paradigm is Paradigm.ARM:
             steps = autoregress(
                 forward, canvas, sampling, end_ids=spec.stop_ids, samples=samples, target_ids=target_ids
             )
@@ -444,8 +449,8 @@ def _check_types(
 
 def _check_suffix(model: Model, suffix: Sequence[int], sampling: Sampling) -> None:
     spec = model.spec
-    if suffix and (spec.paradigm == "arm" or not sampling.new_tokens):
-        reason = "only appends" if spec.paradigm == "arm" else "has no new tokens to generate"
+    if suffix and (spec.paradigm is Paradigm.ARM or not sampling.new_tokens):
+        reason = "only appends" if spec.paradigm is Paradigm.ARM else "has no new tokens to generate"
         raise UserError(f"{spec.name} {reason}, so nothing can follow its answer; leave suffix out")
     if unknown := [token for token in suffix if not 0 <= token < model.vocab_size]:
         raise UserError(f"token {unknown[0]} is not in {spec.name}'s vocabulary, 0 … {model.vocab_size - 1}")
@@ -463,8 +468,8 @@ def _name_samples(samples: Sequence[str] | None, count: int) -> list[str]:
 def _build_meta(model: Model, sampling: Sampling, watch: Watch | None) -> dict[str, Any]:
     """Everything that a result depends on besides the prompt."""
     meta = {**model.metadata, **sampling.as_json}
-    has_cache = model.spec.paradigm == "arm" and model.spec.supports_cache
-    meta |= {"rows": "cache" if has_cache else "all", "state": "step"}
+    has_cache = model.spec.paradigm is Paradigm.ARM and model.spec.supports_cache
+    meta |= {"rows": RowSource.CACHE if has_cache else RowSource.ALL, "state": "step"}
     return meta | ({} if watch is None else {"fields": list(watch.field_names)})
 
 

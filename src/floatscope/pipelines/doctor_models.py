@@ -19,6 +19,7 @@ from floatscope.models.model import Model
 from floatscope.models.spec import ModelSpec
 from floatscope.pipelines.decode import decode
 from floatscope.pipelines.watch import watch
+from floatscope.schema import Paradigm
 
 SHAPE = {
     "vocab_size": 64,
@@ -55,7 +56,7 @@ def _build_denoiser(device: str, dtype: torch.dtype) -> Trial:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     module = LlamaForCausalLM(LlamaConfig(**SHAPE, num_key_value_heads=4)).to(device, dtype).eval()
-    model = Model(module, ModelSpec("denoiser", "mdm", mask_id=63))
+    model = Model(module, ModelSpec("denoiser", Paradigm.MDM, mask_id=63))
     prompts = [list(range(1, 13)), list(range(20, 27))]
     regions = Regions.from_spans([{"prompt": [(0, 12)]}, {"prompt": [(5, 12)]}], 20)
     canvas = build_canvas(prompts, 8, 63)

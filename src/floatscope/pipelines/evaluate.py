@@ -28,6 +28,7 @@ from floatscope.pipelines.job import Event, Job, run_job
 from floatscope.pipelines.prompting import PassageChoice, PromptConfig, build_items, choose_passages
 from floatscope.pipelines.trace import TraceJob, plan_trace
 from floatscope.sampling.settings import resolve_sampling
+from floatscope.schema import Paradigm
 from floatscope.tasks.sample import Sample
 from floatscope.tasks.template import load_template
 
@@ -133,7 +134,7 @@ def plan_part(
         raise UserError(f"evaluate needs a floatscope Model (fs.load), got {type(model).__name__}")
     if shots < 0 or extra_masks < 0:
         raise UserError(f"shots and extra_masks must be 0 or more, got {min(shots, extra_masks)}")
-    if (extra_masks or filler) and model.spec.paradigm != "mdm":
+    if (extra_masks or filler) and model.spec.paradigm is not Paradigm.MDM:
         raise UserError(f"{model.spec.name} is autoregressive: nothing can stand after its answer")
     settings = {name: value for name, value in settings.items() if value is not None}
     sampling = resolve_sampling(model.spec.paradigm, preset, **settings)
@@ -144,7 +145,7 @@ def plan_part(
         )
     config = PromptConfig(load_template(template), passages, shots, placement, extra_masks, filler, attention)
     shown = [choose_passages(sample, passages) for sample in samples]
-    items, notes = build_items(model, shown, config, chat, sampling.new_tokens, settings.get("seed", 0))
+    items, notes = build_items(model, shown, config, chat, sampling.new_tokens, sampling.seed)
     part = EvaluationPart(
         model=model,
         path=Path(out),

@@ -50,6 +50,7 @@ from floatscope.pipelines.prompting import (
 )
 from floatscope.sampling import Sampling
 from floatscope.sampling.settings import resolve_sampling
+from floatscope.schema import Paradigm
 from floatscope.traces import Run, create_run
 from floatscope.traces.run import check_run
 from floatscope.traces.run_record import FINISHED, write_record
@@ -195,7 +196,7 @@ class EvaluationPart(Part):
     def _decode_arguments(self, items: Sequence[PromptItem]) -> dict[str, Any]:
         """The arguments of `decode` for a batch, except its prompts."""
         suffix = self.prompt_config.suffix_ids(self.model)
-        chat_suffix = 0 if self.model.spec.paradigm == "arm" else len(require_tokenizer(self.model).suffix)
+        chat_suffix = 0 if self.model.spec.paradigm is Paradigm.ARM else len(require_tokenizer(self.model).suffix)
         extra_regions = {name for item in self.items for name in item.tokens} if self.edits else set()
         return {
             "samples": [item.sample.id for item in items],

@@ -15,7 +15,7 @@ from floatscope.capture.watcher import Watch, Watcher
 from floatscope.errors import UserError
 from floatscope.pipelines.decode import Decoding
 from floatscope.pipelines.watch import build_recorder
-from floatscope.schema import State
+from floatscope.schema import Paradigm, RowSource, State
 from floatscope.traces import Trace
 
 
@@ -54,7 +54,7 @@ def final_state(decoding: Decoding, watch: Watch | None = None) -> list[Trace]:
         watcher.begin(canvas, first_row=first_row)
         model.forward(canvas, slice(canvas.tokens.shape[1] - 1, canvas.tokens.shape[1]))
         layers = watcher.finish(commits)
-        meta = {**decoding.meta, "rows": "all", "state": "final", "fields": list(watcher.watch.selected_fields)}
+        meta = {**decoding.meta, "rows": RowSource.ALL, "state": "final", "fields": list(watcher.watch.selected_fields)}
         recorder = build_recorder(decoding.samples, watcher, meta)
         recorder.add(Step(canvas, canvas, commits), layers, watcher.layer_visibility)
     return recorder.build_traces()
@@ -64,7 +64,7 @@ def _build_final_canvas(decoding: Decoding) -> CanvasState:
     """The canvas after the last step; positions after the end of a sample become padding."""
     after = decoding.steps[-1].after
     states = after.states.clone()
-    if decoding.model.spec.paradigm == "arm":
+    if decoding.model.spec.paradigm is Paradigm.ARM:
         is_committed = torch.zeros_like(states, dtype=torch.bool)
         for step in decoding.steps:
             is_committed[step.commits.sample, step.commits.position] = True

@@ -26,7 +26,7 @@ from floatscope.errors import UserError
 from floatscope.models.model import Model
 from floatscope.pipelines.decode import Decoding, decode
 from floatscope.pipelines.prompting import RawPrompt
-from floatscope.schema import State
+from floatscope.schema import Paradigm, State
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -106,7 +106,7 @@ def _read_step(
     # 3. One row per key.
     sample, layer, rank = exists.nonzero(as_tuple=True)
     position, first = keys[exists], canvas.valid.int().argmax(-1)[sample]
-    shift = int(spec.shift or spec.paradigm == "arm")
+    shift = int(spec.shift or spec.paradigm is Paradigm.ARM)
     states = [State(number).name.lower() for number in canvas.states[sample, position].tolist()]
     predictions = [
         [value for pair in zip(token_texts[t], q, strict=True) for value in pair]

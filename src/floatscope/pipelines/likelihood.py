@@ -78,8 +78,9 @@ def measure_answers(
         raise UserError(f"answer_nll needs a floatscope Model (fs.load), got {type(model).__name__}")
     if not isinstance(new_tokens, int):
         raise UserError(f"new_tokens must be a whole number, got {new_tokens!r}")
-    if settings.get("eos") not in (None, "free"):
-        raise UserError(f"an answer ends with an end of text, which eos={settings['eos']!r} excludes; leave eos out")
+    eos = settings.get("eos") or getattr(settings.get("sampling"), "eos", None)
+    if eos not in (None, "free"):
+        raise UserError(f"an answer ends with an end of text, which eos={eos!r} excludes; leave eos out")
     ids = encode_prompts(model, prompts, chat)
     answer_list = list_prompts(answers)
     if len(answer_list) != len(ids):

@@ -18,6 +18,7 @@ from floatscope.canvas import Regions
 from floatscope.errors import UserError
 from floatscope.models.model import Model
 from floatscope.models.tokenizer import ModelTokenizer
+from floatscope.schema import Paradigm
 from floatscope.tasks.fit import CountTokens, fit_sample
 from floatscope.tasks.regions import Prompt, find_region_tokens
 from floatscope.tasks.sample import Sample
@@ -220,7 +221,7 @@ def check_prompts(model: Model, prompts: Sequence[Sequence[int]], new_tokens: in
         for token in prompt:
             if not 0 <= token < vocabulary:
                 raise UserError(f"token {token} is not in {spec.name}'s vocabulary, 0 … {vocabulary - 1}")
-        length = len(prompt) + new_tokens + (suffix if spec.paradigm == "mdm" else 0)
+        length = len(prompt) + new_tokens + (suffix if spec.paradigm is Paradigm.MDM else 0)
         if spec.context is not None and length > spec.context:
             raise UserError(
                 f"prompt {number} has {len(prompt)} tokens, with {new_tokens} new ones {length}, and {spec.name} was"
@@ -234,9 +235,9 @@ def check_prompts(model: Model, prompts: Sequence[Sequence[int]], new_tokens: in
             )
         if not masks and not new_tokens:
             raise UserError(f"prompt {number} has no mask to fill and new_tokens is 0; give new_tokens")
-        if infill and spec.paradigm == "arm":
+        if infill and spec.paradigm is Paradigm.ARM:
             raise UserError(f"{spec.name} is autoregressive: it only appends, and cannot fill masks inside a prompt")
-        if not prompt and spec.paradigm == "arm":
+        if not prompt and spec.paradigm is Paradigm.ARM:
             raise UserError(f"prompt {number} is empty, and an autoregressive model needs a first token")
 
 
@@ -285,7 +286,7 @@ def _prompt_room(model: Model, config: PromptConfig, new_tokens: int) -> int | N
     """How many tokens a prompt may have; None if the model's context is unknown."""
     if model.spec.context is None:
         return None
-    suffix = require_tokenizer(model).suffix if model.spec.paradigm == "mdm" else ()
+    suffix = require_tokenizer(model).suffix if model.spec.paradigm is Paradigm.MDM else ()
     return model.spec.context - new_tokens - len(config.suffix_ids(model)) - len(suffix)
 
 

@@ -32,6 +32,7 @@ from floatscope.pipelines.prompting import PromptConfig, find_too_long
 from floatscope.reports.page import write_page
 from floatscope.reports.stress_report import build_stress_report
 from floatscope.sampling.settings import resolve_sampling
+from floatscope.schema import Paradigm
 from floatscope.tasks.sample import Sample
 from floatscope.tasks.stress import Point, build_points
 from floatscope.tasks.template import load_template
@@ -112,7 +113,8 @@ def plan_stress(
         raise UserError(f"stress needs a floatscope Model (fs.load), got {type(model).__name__}")
     check_kind(kind, model.spec)
     all_points, path = build_points(kind, samples, seed=seed, **(options or {})), Path(out)
-    sampling = resolve_sampling(model.spec.paradigm, settings.get("preset"), new_tokens=settings.get("new_tokens"))
+    given = {name: settings.get(name) for name in ("preset", "sampling", "new_tokens")}
+    sampling = resolve_sampling(model.spec.paradigm, **given)
     fitting_points = _drop_long_samples(model, all_points, template, chat, sampling.new_tokens, seed)
     parts = [
         plan_part(
@@ -145,7 +147,7 @@ def plan_stress(
 
 def check_kind(kind: str, spec: ModelSpec) -> None:
     """Refuse a stress test in which a model has a single point."""
-    if kind == "masks" and spec.paradigm == "arm":
+    if kind == "masks" and spec.paradigm is Paradigm.ARM:
         raise UserError(
             f"{spec.name} is autoregressive: nothing can stand after its answer, so masks has nothing to vary; leave"
             " the model out, or choose another kind"

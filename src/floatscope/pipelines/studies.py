@@ -141,9 +141,8 @@ class StudyInput:
     def build_items(self, samples: Sequence[Sample]) -> list[PromptItem]:
         """The samples as the model will read them."""
         settings = self.settings
-        sampling = resolve_sampling(
-            self.model.spec.paradigm, settings.get("preset"), new_tokens=settings.get("new_tokens")
-        )
+        given = {name: settings.get(name) for name in ("preset", "sampling", "new_tokens")}
+        sampling = resolve_sampling(self.model.spec.paradigm, **given)
         config = PromptConfig(load_template(settings.get("template", "default")))
         return build_items(self.model, samples, config, settings.get("chat"), sampling.new_tokens, self.seed)[0]
 

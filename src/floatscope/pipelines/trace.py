@@ -39,6 +39,7 @@ from floatscope.pipelines.job import Batch, Event, Job, Part, run_job
 from floatscope.pipelines.prompting import PromptItem, batch_regions, encode_samples, uses_chat_template
 from floatscope.sampling import Sampling
 from floatscope.sampling.settings import resolve_sampling
+from floatscope.schema import Paradigm
 from floatscope.tasks.regions import Prompt
 from floatscope.tasks.sample import Sample
 from floatscope.tasks.scores import acc
@@ -129,7 +130,9 @@ def plan_trace(
     """
     if not isinstance(model, Model):
         raise UserError(f"trace needs a floatscope Model (fs.load), got {type(model).__name__}")
-    given = {"stop": False, **{name: value for name, value in settings.items() if value is not None}}
+    given = {name: value for name, value in settings.items() if value is not None}
+    if "sampling" not in given:
+        given.setdefault("stop", False)
     sampling = resolve_sampling(model.spec.paradigm, preset, **given)
     listed = [samples] if isinstance(samples, str) else samples
     part = TracePart(
@@ -258,7 +261,7 @@ class TracePart(Part):
 
     def _decode(self, model: Model, items: Sequence[PromptItem]) -> list[Trace]:
         suffix = 0
-        if model.spec.paradigm == "mdm" and model.tokenizer is not None:
+        if model.spec.paradigm is Paradigm.MDM and model.tokenizer is not None:
             suffix = len(model.tokenizer.suffix)
         with limit_threads(model):
             decoding = decode(
@@ -290,7 +293,7 @@ class TraceJob(Job):
         layers, heads = (getattr(config, f"num_{kind}", None) for kind in ("hidden_layers", "attention_heads"))
         if not isinstance(layers, int) or not isinstance(heads, int):
             return None
-        new, is_arm = part.sampling.new_tokens, part.model.spec.paradigm == "arm"
+        new, is_arm = part.sampling.new_tokens, part.model.spec.paradigm is Paradigm.ARM
         prompt = round(np.mean([len(item.ids) for item in part.items]))
         suffix = 0 if is_arm or part.model.tokenizer is None else len(part.model.tokenizer.suffix)
         return forecast(

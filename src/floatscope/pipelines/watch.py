@@ -22,7 +22,7 @@ from floatscope.capture.hooks import attach
 from floatscope.capture.watcher import Watch, Watcher
 from floatscope.errors import UserError, unknown_choice
 from floatscope.models.model import Model
-from floatscope.schema import FIELDS, State
+from floatscope.schema import FIELDS, RowSource, State
 from floatscope.traces import Trace
 from floatscope.traces.recorder import Recorder
 
@@ -117,9 +117,9 @@ class WatchSession:
             )
         if self._previous is None:
             names = [f"{len(self._recorders)}.{b}" for b in range(len(self._current.tokens))]
-            self._recorders.append(build_recorder(names, self.watcher, {**self.meta, "rows": "all"}))
+            self._recorders.append(build_recorder(names, self.watcher, {**self.meta, "rows": RowSource.ALL}))
         if self._has_cache:
-            self._recorders[-1].meta["rows"] = "cache"
+            self._recorders[-1].meta["rows"] = RowSource.CACHE
         step = Step(self._current, self._current, Commits.empty())
         self._recorders[-1].add(step, layers, self.watcher.layer_visibility)
         self._previous = self._current

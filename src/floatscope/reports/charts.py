@@ -23,6 +23,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from floatscope.schema import Paradigm
+
 Number = float | int | None
 Axis = list[float] | list[int] | list[str]
 Mark = tuple[int, int, str]
@@ -165,7 +167,7 @@ class Model:
     """A run in the report: its label, its paradigm (`mdm` or `arm`), the number of samples, a sentence, more facts."""
 
     label: str
-    paradigm: str
+    paradigm: Paradigm
     n: int
     about: str = ""
     facts: dict[str, str] = field(default_factory=dict)

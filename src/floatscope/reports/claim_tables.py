@@ -18,6 +18,7 @@ from floatscope.analysis.claims.verdicts import CONTRADICTED, NO_EFFECT, SMALLER
 from floatscope.analysis.statistics import BootstrapEstimate
 from floatscope.reports.charts import Cell, Table
 from floatscope.reports.report_runs import ReportRun
+from floatscope.schema import Paradigm
 
 AS_PUBLISHED = {
     SUPPORTED: "as published",
@@ -43,13 +44,13 @@ class PairResults:
 
 def judge_pairs(runs: Sequence[ReportRun]) -> list[PairResults]:
     """Test the claims about attention on each MDM and the first ARM; empty without both."""
-    arm = next((run for run in runs if run.paradigm == "arm"), None)
+    arm = next((run for run in runs if run.paradigm is Paradigm.ARM), None)
     if arm is None:
         return []
     return [
         PairResults(arm.label, run.label, judge_tables(_model_tables(arm), _model_tables(run)))
         for run in runs
-        if run.paradigm == "mdm"
+        if run.paradigm is Paradigm.MDM
     ]
 
 

@@ -22,6 +22,7 @@ import numpy as np
 
 from floatscope.errors import UserError
 from floatscope.files.sizes import format_size
+from floatscope.schema import RowSource
 from floatscope.traces.trace import Array, Trace
 
 RANKS = 4  # top keys per head
@@ -46,7 +47,7 @@ def build_payload(trace: Trace, label: str, max_bytes: int = MAX_BYTES) -> dict[
         payload = {
             "label": label,
             "sample": trace.sample,
-            "rows": trace.meta.get("rows", "all"),
+            "rows": trace.meta.get("rows", RowSource.ALL),
             "layers": layers[part].tolist(),
             "notes": _notes(heads is not None and not with_heads, layers[part].tolist(), len(layers), max_bytes),
             **canvas,

@@ -26,6 +26,7 @@ from floatscope.interventions.recipes import RECIPES
 from floatscope.reports.charts import Cell, Chart, Dots, Lines, Model, Report, Section, Series, Table
 from floatscope.reports.intervals import Interval, interval_series, nan_to_none
 from floatscope.reports.sections.chart_builders import join_words
+from floatscope.schema import Paradigm
 from floatscope.syntax import parse_call
 
 METHOD = (
@@ -78,7 +79,7 @@ def build_intervention_report(paths: Sequence[Path]) -> Report:
         settings = open_predictions(path / first["subset"] / first["name"]).settings
         rows = table[table["model"] == name]
         about = join_sentences(experiment["notes"])
-        models.append(Model(name, str(settings["paradigm"]), int(rows["n"].max()), about=about))
+        models.append(Model(name, Paradigm(settings["paradigm"]), int(rows["n"].max()), about=about))
         for subset, subset_rows in rows.groupby("subset", sort=False):
             sections.append(_build_section(len(sections), name, str(subset), subset_rows))
     title = next((experiment["title"] for experiment in experiments if experiment["title"]), "Intervention")

@@ -29,7 +29,6 @@ from floatscope.reports.palette import Colour
 SCRIPTS = ("common.js", "charts.js", "explorer.js")
 NO_BREAK_SPACE = "\u00a0"
 MAX_NARROW_COLUMNS = 48  # a map with more columns takes the full width
-PARADIGMS = {"mdm": "masked diffusion", "arm": "autoregressive"}
 
 
 def write_page(report: Report, path: str | Path) -> Path:
@@ -65,7 +64,6 @@ def render_page(report: Report, folder: Path = Path()) -> str:
     return _load_template().render(
         report=report,
         sections=sections,
-        paradigms=PARADIGMS,
         model_colours=len(palette.MODELS),
         style=Markup(style),
         style_hash=_csp_hash(style),

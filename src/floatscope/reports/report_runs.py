@@ -21,6 +21,7 @@ from floatscope.analysis.statistics import difference, estimate
 from floatscope.errors import UserError
 from floatscope.reports.charts import Series
 from floatscope.reports.intervals import TRAINED, UNTRAINED, Estimate, Interval, interval_series, nan_to_none
+from floatscope.schema import Paradigm
 from floatscope.traces import Run, find_controls, open_run
 
 Where = Mapping[str, Any] | None
@@ -65,9 +66,9 @@ class ReportRun:
         return ReportRun(label, run, tables, controls, incomplete, commits)
 
     @property
-    def paradigm(self) -> str:
-        """`mdm` or `arm`."""
-        return str(self.run.settings.get("paradigm", "mdm"))
+    def paradigm(self) -> Paradigm:
+        """How the model of the run decodes; a run that does not say is taken for an MDM."""
+        return Paradigm(self.run.settings.get("paradigm", Paradigm.MDM))
 
     def has_table(self, name: str) -> bool:
         """Whether the traces of the run provide this table."""

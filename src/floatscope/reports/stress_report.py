@@ -21,6 +21,7 @@ from floatscope.reports.charts import Cell, Chart, Lines, Model, Report, Section
 from floatscope.reports.intervals import Interval, describe_intervals
 from floatscope.reports.intervention_report import join_sentences
 from floatscope.reports.sections.chart_builders import format_number
+from floatscope.schema import Paradigm
 from floatscope.tasks.stress import KINDS
 
 Y_LABELS = {
@@ -43,7 +44,7 @@ def build_stress_report(paths: Sequence[Path]) -> Report:
     for path, record in zip(paths, records, strict=True):
         settings = open_evaluation(path / record["points"][0]["folder"]).settings
         n = int(table.loc[table["model"] == record["model"], "n"].max())
-        models.append(Model(record["model"], str(settings["paradigm"]), n, about=join_sentences(record["notes"])))
+        models.append(Model(record["model"], Paradigm(settings["paradigm"]), n, about=join_sentences(record["notes"])))
     title, about, axis = KINDS[kind].title, KINDS[kind].description, KINDS[kind].axis
     section = Section(
         kind,

@@ -1,7 +1,8 @@
 """Autoregressive decoding: every step appends one token, predicted by the last row.
 
     forward = model.cached_forward()
-    for step in autoregress(forward, build_canvas([prompt_ids], 16, None), resolve_sampling("arm", new_tokens=16)):
+    sampling = resolve_sampling(Paradigm.ARM, new_tokens=16)
+    for step in autoregress(forward, build_canvas([prompt_ids], 16, None), sampling):
         step.commits
 
 A sample that has ended stays in the batch; its row is filled with its last token until the others are done.

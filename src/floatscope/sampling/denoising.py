@@ -1,7 +1,7 @@
 """Denoising: fill the masks of a canvas over several forwards, block after block, by any rule of `SAMPLERS`.
 
     canvas = build_canvas([prompt_ids], new_tokens=16, mask_id=mask_id)
-    for step in denoise(model.forward, canvas, resolve_sampling("mdm", new_tokens=16), mask_id=mask_id):
+    for step in denoise(model.forward, canvas, resolve_sampling(Paradigm.MDM, new_tokens=16), mask_id=mask_id):
         step.commits
 
 Every sample counts its own masks, blocks and steps, so a batch commits exactly what its samples commit alone. A sample

@@ -1,7 +1,7 @@
 """The settings of decoding in one frozen value, checked once and written into every run.
 
-    sampling = resolve_sampling("mdm", sampler="threshold(tau=0.95)", new_tokens=64, block=32)
-    sampling = resolve_sampling("mdm", preset="dream", sampler="entropy", new_tokens=64, steps=64)
+    sampling = resolve_sampling(Paradigm.MDM, sampler="threshold(tau=0.95)", new_tokens=64, block=32)
+    sampling = resolve_sampling(Paradigm.MDM, preset="dream", sampler="entropy", new_tokens=64, steps=64)
 
 A preset holds the official defaults of a model's authors. A setting given beside a preset replaces that part of it.
 """
@@ -14,7 +14,8 @@ from typing import Any
 
 from floatscope.errors import UserError, unknown_choice
 from floatscope.sampling.samplers import SAMPLERS, load_token_counts, select_top
-from floatscope.syntax import merge_arguments, parse_call
+from floatscope.schema import Paradigm
+from floatscope.syntax import format_call, merge_arguments, parse_call
 
 SCHEDULES = ("even", "time")
 CONFIDENCE_SOURCES = ("model", "drawn")
@@ -26,10 +27,17 @@ TEMPERATURE_RANGE = (1e-6, 1e6)  # what fp32 can resolve; 0 means the most likel
 
 @dataclass(frozen=True)
 class Sampling:
-    """All settings of decoding, made by `resolve_sampling`. The defaults are those without a preset."""
+    """All settings of decoding. The defaults are those without a preset.
 
-    sampler: str
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    They are checked when a model decodes with them, because what is allowed depends on its paradigm.
+
+    Example:
+        sampling = fs.Sampling("threshold(tau=0.6)", new_tokens=16, block=8)
+        fs.decode(fs.load("twin:mdm"), "Where does Mira live?", sampling=sampling).text
+    """
+
+    sampler: str  # as people write it, "threshold(tau=0.6)"; once resolved, its name alone
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # of the sampler, once resolved
     new_tokens: int = 32
     steps: int | None = None  # None: one step per masked position
     block: int | None = None  # the block length; None: one block
@@ -67,12 +75,15 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def resolve_sampling(paradigm: str, preset: str | None = None, **settings: Any) -> Sampling:
-    """Build and check the settings: the defaults of the paradigm, then the preset, then `settings`.
+def resolve_sampling(
+    paradigm: Paradigm, preset: str | None = None, *, sampling: Sampling | None = None, **settings: Any
+) -> Sampling:
+    """Build and check the settings: the defaults of the paradigm, then the preset or `sampling`, then `settings`.
 
     Args:
-        paradigm: "mdm" or "arm".
+        paradigm: how the model decodes.
         preset: a name of `PRESETS`, for masked diffusion models.
+        sampling: all settings as one value, instead of a preset.
         **settings: fields of `Sampling` (except `arguments`); None counts as not given. `sampler` is written with its
             arguments, as in "threshold(tau=0.95)".
     """
@@ -82,27 +93,39 @@ def resolve_sampling(paradigm: str, preset: str | None = None, **settings: Any) 
             raise unknown_choice("setting of decode", name, allowed)
     if preset is not None and (not isinstance(preset, str) or preset not in PRESETS):
         raise unknown_choice("preset", str(preset), PRESETS)
-    if paradigm == "arm" and preset is not None:
+    if paradigm is Paradigm.ARM and preset is not None:
         raise UserError(f"preset '{preset}' is for masked diffusion models, and this is an autoregressive model")
-    defaults = {"sampler": "ar", "stop": True} if paradigm == "arm" else {"sampler": "confidence"}
+    defaults = {"sampler": "ar", "stop": True} if paradigm is Paradigm.ARM else {"sampler": "confidence"}
     overrides = {name: value for name, value in settings.items() if value is not None}
-    values = {**defaults, **PRESETS.get(preset or "", {}), **overrides}
-    if paradigm == "arm" and values.get("steps") == values.get("new_tokens", Sampling.new_tokens):
+    values = {**defaults, **PRESETS.get(preset or "", {}), **_as_settings(sampling, preset), **overrides}
+    if paradigm is Paradigm.ARM and values.get("steps") == values.get("new_tokens", Sampling.new_tokens):
         values.pop("steps", None)  # one step per token, as an ARM takes anyway
     name, arguments = parse_call(str(values.pop("sampler")))
     if name not in ("ar", *SAMPLERS):
         raise unknown_choice("sampler", name, ("ar", *SAMPLERS))
-    if (name == "ar") != (paradigm == "arm"):
-        kind = "an autoregressive model, which takes 'ar'" if paradigm == "arm" else "a masked diffusion model"
-        takes = "" if paradigm == "arm" else f", which takes {', '.join(SAMPLERS)}"
+    if (name == "ar") != (paradigm is Paradigm.ARM):
+        kind = "an autoregressive model, which takes 'ar'" if paradigm is Paradigm.ARM else "a masked diffusion model"
+        takes = "" if paradigm is Paradigm.ARM else f", which takes {', '.join(SAMPLERS)}"
         raise UserError(f"sampler '{name}' is not for {kind}{takes}")
-    if name in SAMPLERS and SAMPLERS[name].pace == "adaptive" and settings.get("steps") is None:
+    if preset is not None and name in SAMPLERS and SAMPLERS[name].pace == "adaptive" and settings.get("steps") is None:
         values.pop("steps", None)  # from a preset: this sampler decides its own
     default_arguments = {} if name == "ar" else SAMPLERS[name].arguments
     arguments = merge_arguments("sampler", name, arguments, default_arguments)
-    sampling = Sampling(sampler=name, arguments=arguments, **values)
-    _check_sampling(sampling)
-    return sampling
+    resolved = Sampling(sampler=name, arguments=arguments, **values)
+    _check_sampling(resolved)
+    return resolved
+
+
+def _as_settings(sampling: Sampling | None, preset: str | None) -> dict[str, Any]:
+    """The fields of `sampling` as keyword arguments of `resolve_sampling`."""
+    if sampling is None:
+        return {}
+    if not isinstance(sampling, Sampling):
+        raise UserError(f"sampling must be a fs.Sampling(…) or None, got {sampling!r}")
+    if preset is not None:
+        raise UserError(f"sampling holds all settings, and so does preset '{preset}'; leave one of them out")
+    values = {name: value for name, value in sampling.as_json.items() if name != "arguments"}
+    return values | ({"sampler": format_call(sampling.sampler, sampling.arguments)} if sampling.arguments else {})
 
 
 def _check_sampling(sampling: Sampling) -> None:

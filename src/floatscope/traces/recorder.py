@@ -24,7 +24,7 @@ from torch import Tensor
 
 from floatscope.canvas import Reductions, Step
 from floatscope.errors import UserError
-from floatscope.schema import FIELDS, SHARED
+from floatscope.schema import FIELDS, SHARED, RowSource
 from floatscope.traces.step_arrays import (
     SampleStep,
     check_extra_axes,
@@ -91,7 +91,7 @@ class Recorder:
             if history.steps and start != history.first:
                 raise ValueError(f"sample '{sample}' began at position {history.first} and now begins at {start}")
             cut = cut_sample(arrays, self.axes, b, start, stop)
-            cached = history.steps[-1]["keys"] if history.steps and self.meta.get("rows") == "cache" else 0
+            cached = history.steps[-1]["keys"] if history.steps and self.meta.get("rows") == RowSource.CACHE else 0
             cut["queries"] = cut["keys"] - cached
             cut["commit_step"] = np.full(len(cut["commit_token"]), len(history.steps), np.int32)
             history.first = start

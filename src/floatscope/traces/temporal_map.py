@@ -22,7 +22,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from floatscope.errors import UserError, unknown_choice
-from floatscope.schema import MIN_ANCHOR_LIFT, State
+from floatscope.schema import MIN_ANCHOR_LIFT, RowSource, State
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -87,7 +87,7 @@ def draw_temporal_map(
     name += f" ({trace.meta['model']})" if "model" in trace.meta else ""
     axes.set_title(
         f"{name}: {where}, rows: {group}"
-        + (", new rows only" if view == "row" and trace.meta.get("rows") == "cache" else "")
+        + (", new rows only" if view == "row" and trace.meta.get("rows") == RowSource.CACHE else "")
     )
     _add_legend(
         figure,

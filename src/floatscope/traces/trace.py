@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from floatscope.errors import UserError, unknown_choice
-from floatscope.schema import FIELDS, MIN_ANCHOR_LIFT, MIN_VISIBLE_ROWS, State
+from floatscope.schema import FIELDS, MIN_ANCHOR_LIFT, MIN_VISIBLE_ROWS, RowSource, State
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -295,7 +295,7 @@ class Trace:
             raise unknown_choice("view", view, VIEWS)
         if group not in self.coords["group"]:
             raise unknown_choice("group", group, self.coords["group"])
-        is_running = view == "prefix" and self.meta.get("rows") == "cache" and group != "predicting"
+        is_running = view == "prefix" and self.meta.get("rows") == RowSource.CACHE and group != "predicting"
         return self.coords["group"].index(group), is_running
 
     def _count_new_rows(self, group: str) -> Array:

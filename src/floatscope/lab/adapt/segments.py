@@ -47,6 +47,7 @@ from floatscope.models.device import resolve_device
 from floatscope.models.loader import load
 from floatscope.models.model import Model
 from floatscope.models.names import find_weights, split_adapter
+from floatscope.schema import Paradigm
 
 KIND, SCORES = "adapter", "scores.json"
 
@@ -88,7 +89,7 @@ def train_segment(
         raise UserError(f"{printable(base)} already has an adapter; give the base alone: {plain_base}")
     is_trained = is_adapter(adapter_folder)
     model = load(base, device=torch_device, dtype=torch.float32)
-    if model.spec.paradigm != "arm":
+    if model.spec.paradigm is not Paradigm.ARM:
         raise UserError(f"{base} is not an autoregressive model; only those can be adapted")
     tokenizer = require_tokenizer(model)
     if recipe.control and mask is not None:
@@ -97,7 +98,7 @@ def train_segment(
     if not is_trained:
         refuse_old_folder(folder)
         if recipe.mask_id is not None:
-            spec = replace(model.spec, paradigm="mdm", mask_id=recipe.mask_id, architecture="adapted")
+            spec = replace(model.spec, paradigm=Paradigm.MDM, mask_id=recipe.mask_id, architecture="adapted")
             detect_capabilities(replace(model, spec=spec))
         corpus = prepare_corpus(folder / CORPUS, model, training_files)
         if recipe.mask_id is not None:
@@ -122,7 +123,7 @@ def finish_adapter(adapter_folder: Path, base: str, corpus_folder: Path, device:
         if len(ids) and adapter.mask_id is not None:
             model = load(base, device=device)
             if adapter.mask_id < model.vocab_size:  # the base has no row for a new mask
-                spec = replace(model.spec, paradigm="mdm", mask_id=adapter.mask_id)
+                spec = replace(model.spec, paradigm=Paradigm.MDM, mask_id=adapter.mask_id)
                 scores["masked_base"] = masked_accuracy(replace(model, spec=spec), ids)
             scores["masked"] = masked_accuracy(adapt_model(model, adapter), ids)
         with explain_write_errors("the scores", adapter_folder):

@@ -33,6 +33,7 @@ from floatscope.models.model import Model
 from floatscope.models.untrained import untrained
 from floatscope.pipelines.decode import decode
 from floatscope.pipelines.final_state import final_state
+from floatscope.schema import Paradigm
 from floatscope.tasks.sample import Sample
 from floatscope.tasks.sample_files import read_shipped
 from floatscope.traces import Trace
@@ -64,7 +65,7 @@ def measure_attention(
                 return
             with use_one_thread():
                 traces.append(_trace_answer(variant, sample))
-                tables += _absorption_by_mask_ratio(variant, sample) if model.spec.paradigm == "mdm" else []
+                tables += _absorption_by_mask_ratio(variant, sample) if model.spec.paradigm is Paradigm.MDM else []
             done += 1
             yield EvaluationEvent(folder.name, done, total, "attention")
         decoded.append(traces)
@@ -90,7 +91,7 @@ def read_attention(folder: Path) -> dict[str, Any] | None:
 
 
 def _trace_answer(model: Model, sample: Sample) -> Trace:
-    steps: dict[str, Any] = {} if model.spec.paradigm == "arm" else {"steps": NEW_TOKENS}
+    steps: dict[str, Any] = {} if model.spec.paradigm is Paradigm.ARM else {"steps": NEW_TOKENS}
     out = decode(
         model,
         build_prompt(sample),

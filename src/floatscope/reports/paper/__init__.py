@@ -20,12 +20,12 @@ from collections.abc import Sequence
 
 from floatscope.analysis.detectors import Detector
 from floatscope.reports.charts import Section
-from floatscope.reports.page import PARADIGMS
 from floatscope.reports.paper.canvases import build_decomposition_section, build_drift_section
 from floatscope.reports.paper.layers import build_absorption_section, build_retrieval_heads_section
 from floatscope.reports.paper.passages import build_flow_section, build_scores_section
 from floatscope.reports.paper.runs import PaperRun
 from floatscope.reports.report_runs import ReportRun
+from floatscope.schema import Paradigm
 
 TITLE = "Revealing the Attention Floating Mechanism in Masked Diffusion Models"
 ARXIV = "2601.07894"
@@ -50,10 +50,10 @@ def build_paper_introduction(runs: Sequence[ReportRun]) -> list[str]:
         f"The figures of “{TITLE}” (arXiv {ARXIV}), redrawn from these runs. Each section says how its figure differs"
         " from the paper's, and why."
     ]
-    for paradigm in PARADIGMS.keys() - {run.paradigm for run in runs}:
+    for paradigm in set(Paradigm) - {run.paradigm for run in runs}:
         sentences.append(
             "**The comparison is incomplete.** The paper compares masked diffusion models with autoregressive models,"
-            f" and no {PARADIGMS[paradigm]} model is among these runs. Trace one, such as twin:{paradigm}, with the"
+            f" and no {paradigm.label} model is among these runs. Trace one, such as twin:{paradigm}, with the"
             " same --data, --limit, --new-tokens and --steps, and add its run."
         )
     return sentences
