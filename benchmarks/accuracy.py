@@ -73,7 +73,7 @@ def measure_error(device: str, dtype: torch.dtype, causal: bool, std: float) -> 
             tokens = torch.randint(0, 4096, (1, T), device=device)
             watcher.begin(CanvasState(tokens, torch.full_like(tokens, int(State.PROMPT)), step))
             model(input_ids=tokens, is_causal=causal, use_cache=False)
-            errors += [layer.fields["error"] for layer in watcher.finish()]
+            errors += [layer.fields["error"] for layer in watcher.finish().layers]
     normwise, per_key, largest = torch.cat(errors).amax(0).tolist()
     return reducer.backend, normwise, per_key, largest
 

@@ -6,6 +6,7 @@
     Step          a canvas before and after its commits
     Groups        query groups: whose attention is added up, as weights [batch, query, group]
     Reductions    the fields of one attention layer at one step
+    StepCapture   what was captured in one step: the reductions of all layers, and their masks
 
     canvas = build_canvas([[5, 6, 7]], new_tokens=4, mask_id=0)
     canvas                                           # CanvasState(1 × 7 positions, step 0, 4 masked)
@@ -24,7 +25,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from floatscope.errors import UserError
-from floatscope.schema import State
+from floatscope.schema import MaskStructure, State
 
 
 @dataclass(frozen=True, repr=False)
@@ -267,6 +268,29 @@ class Reductions:
 
     def __repr__(self) -> str:
         return f"Reductions(layer {self.layer}: {', '.join(self.fields)})"
+
+
+@dataclass(frozen=True, repr=False)
+class StepCapture:
+    """What was captured in one step. Layers with the same mask share a visibility.
+
+    layers            one entry per layer; fields that depend on the mask alone are with the first layer that has it
+    layer_visibility  for each layer, the index of its visibility
+    masks             the mask of each visibility
+    influence         of each key on each commit; None if it was not requested
+    """
+
+    layers: tuple[Reductions, ...]
+    layer_visibility: tuple[int, ...]
+    masks: tuple[MaskStructure, ...]
+    influence: Float[Tensor, "commit key"] | None = None
+
+    def __repr__(self) -> str:
+        return f"StepCapture({_count(len(self.layers), 'layer')}, {_count(len(self.masks), 'mask')})"
+
+    def first_layer(self, layer: int) -> Reductions:
+        """The first layer with the mask of `layer`, which holds the fields that depend on the mask alone."""
+        return self.layers[self.layer_visibility.index(self.layer_visibility[layer])]
 
 
 def _count(n: int, noun: str) -> str:

@@ -61,6 +61,32 @@ class RowSource(StrEnum):
     CACHE = "cache"
 
 
+class MaskKind(StrEnum):
+    """Which keys a row sees: all, those up to its own, the last `size` of these, or all up to the end of its block. A
+    `rule` and a `mask` have no structure that can be written down."""
+
+    FULL = "full"
+    CAUSAL = "causal"
+    WINDOW = "window"
+    BLOCK = "block"
+    RULE = "rule"
+    MASK = "mask"
+
+
+@dataclass(frozen=True)
+class MaskStructure:
+    """The attention mask of a layer: its kind, and the size of its window or blocks, which count from the first token
+    of a sample. A row stands at its own position of the canvas."""
+
+    kind: MaskKind
+    size: int = 0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether kind and size say which keys a row sees."""
+        return self.kind not in (MaskKind.RULE, MaskKind.MASK)
+
+
 LEVELS = ("summary", "heads", "rows", "full")
 """Each level includes the fields of those before it."""
 MIN_VISIBLE_ROWS = 16

@@ -133,17 +133,19 @@ def test_flow_is_the_mean_over_steps():
     )
 
 
-@pytest.mark.parametrize("kind", ["full", "causal", "blocks", "cached", "grown"])
+@pytest.mark.parametrize("kind", ["full", "causal", "block", "window", "cached", "grown"])
 def test_uniform_attention_is_its_own_base(kind):
-    """Under any mask with which later rows see more; also for rollouts."""
-    at = np.arange(N) // 8
-    mask = {"full": full(N), "blocks": at[:, None] >= at}.get(kind, causal(N))
+    """Under any mask with a structure; also for rollouts. A trace without masks is full or causal by its counts."""
+    at, size = np.arange(N), {"block": 8, "window": 6}.get(kind, 0)
+    is_near = at[:, None] - at < size
+    mask = {"full": full(N), "block": at[:, None] // 8 >= at // 8, "window": causal(N) & is_near}.get(kind, causal(N))
     A = np.broadcast_to(mask / mask.sum(1, keepdims=True), (3, 2, N, N))
     if kind in ("cached", "grown"):
         decoding = growing(A, PROMPT, cached=kind == "cached", regions=regions())
     else:
         decoding = canvas(np.stack([A] * 2), PROMPT, mask, regions=regions())
-    view = TraceView(with_rollout(build_trace(decoding), decoding))
+    meta = {"masks": [{"kind": kind, "size": size}]} if size else {}
+    view = TraceView(with_rollout(build_trace(decoding, **meta), decoding))
     table = region_flow.flow(view)
     np.testing.assert_allclose(table["mass"], table["base"], **HALF)
     assert table["base"].notna().all()
@@ -440,7 +442,6 @@ def test_a_trace_without_regions_is_refused(table):
         ),
         ("rollout", (region_flow.rollout, region_flow.rollout_distance, region_flow.region_importance)),
         ("visible_rows", (region_flow.flow, region_flow.region_importance)),
-        ("uniform", (region_flow.flow, region_flow.region_importance)),
     ],
 )
 def test_a_field_that_is_not_stored_is_named(name, needed):

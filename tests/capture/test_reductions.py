@@ -83,12 +83,12 @@ def inputs(canvas: CanvasState, kind: str) -> dict[str, object]:
     }
 
 
-def watch_layers(kind: str, model: torch.nn.Module, canvas: CanvasState, watch: Watch) -> list[Reductions]:
+def watch_layers(kind: str, model: torch.nn.Module, canvas: CanvasState, watch: Watch) -> tuple[Reductions, ...]:
     watcher = Watcher(watch, predicting_rows=True)
     with torch.no_grad(), attach(model, watcher):
         watcher.begin(canvas)
         model(**inputs(canvas, kind))
-        return watcher.finish(make_commits(canvas))
+        return watcher.finish(make_commits(canvas)).layers
 
 
 def run_eager(kind: str, model: torch.nn.Module, canvas: CanvasState) -> list[EagerLayer]:
@@ -363,7 +363,7 @@ def test_a_batch_equals_its_samples_alone(kind):
         with torch.no_grad(), attach(model, watcher):
             watcher.begin(alone)
             model(**inputs(alone, kind))
-            single = watcher.finish()
+            single = watcher.finish().layers
         for actual, expected in zip(together, single, strict=True):
             for name in ("received_heads", "moments", "head_stats", "regions", "rollout", "residual"):
                 g, w = actual.fields[name][b], expected.fields[name][0]
@@ -425,7 +425,7 @@ def decode_cached(model: torch.nn.Module, canvas: CanvasState, prefill: int, wat
                 use_cache=True,
             )
             past = out.past_key_values
-            steps.append(watcher.finish())
+            steps.append(watcher.finish().layers)
     return steps
 
 
@@ -440,7 +440,7 @@ def test_cached_decoding_adds_up_to_one_forward_over_the_complete_sequence(start
     with torch.no_grad(), attach(model, watcher):
         watcher.begin(canvas)
         model(**inputs(canvas, "causal"))
-        complete = watcher.finish()
+        complete = watcher.finish().layers
     for i in range(LAYERS):
         total = torch.zeros(len(starts), H, T)
         for t, layers in enumerate(steps):
@@ -466,7 +466,7 @@ def test_rollout_of_a_cached_step_equals_the_rollout_of_the_prefix():
         with torch.no_grad(), attach(model, watcher):
             watcher.begin(prefix)
             model(**inputs(prefix, "causal"))
-            complete = watcher.finish()
+            complete = watcher.finish().layers
         for actual, expected in zip(steps[t], complete, strict=True):
             torch.testing.assert_close(actual.fields["rollout"], expected.fields["rollout"], equal_nan=True)
 
@@ -492,7 +492,7 @@ def test_a_row_that_predicts_two_commits_counts_twice():
     with torch.no_grad(), attach(model, watcher):
         watcher.begin(canvas)
         model(**inputs(canvas, "full"))
-        layers = watcher.finish(commits)
+        layers = watcher.finish(commits).layers
     predicting = GROUPS.index("predicting")
     for reductions in layers:
         assert_near(reductions.fields["received"][0, predicting], reductions.fields["rows"].double().mean((0, 1)))
@@ -519,7 +519,7 @@ def test_without_predicting_rows_the_predicting_group_is_nan():
     with torch.no_grad(), attach(model, watcher):
         watcher.begin(canvas)
         model(**inputs(canvas, "full"))
-        layers = watcher.finish(make_commits(canvas))
+        layers = watcher.finish(make_commits(canvas)).layers
     assert layers[0].fields["received"][:, GROUPS.index("predicting")].isnan().all()
     assert layers[0].fields["uniform"][:, GROUPS.index("predicting")].isnan().all()
 

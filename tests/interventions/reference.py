@@ -299,7 +299,7 @@ def run_decode(model: fs.Model, edits, **given) -> tuple[fs.Decoding, list[list[
     if model.spec.paradigm == "mdm" and "sampler" not in settings:
         settings = {"steps": 3, **settings}
     out = fs.decode(model, settings.pop("prompts", PROMPTS), edits=edits, **settings)
-    return out, [[layer.fields["matrix"] for layer in out.layer_reductions] for _ in out]
+    return out, [[layer.fields["matrix"] for layer in out.capture.layers] for _ in out]
 
 
 def compare(kind: str, edits, rules: list[Rule], token: int = 0, seed: int = 0, **given) -> Reference:

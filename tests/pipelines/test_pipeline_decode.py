@@ -108,6 +108,14 @@ def test_a_trace_stores_the_fields_of_its_level(llada, level):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_settings_as_one_value_decode_as_keywords_do(kind):
+    given = {"sampler": "ar" if kind == "arm" else "threshold(tau=0.1)", "new_tokens": 5, "temperature": 0.7, "seed": 3}
+    model = build_model(kind)
+    tokens = fs.decode(model, [[1, 2, 3]], **given, stop=False).tokens
+    assert torch.equal(fs.decode(model, [[1, 2, 3]], sampling=fs.Sampling(**given)).tokens, tokens)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_traces_of_a_batch_equal_those_of_single_samples(kind):
     model, settings = build_model(kind), {"new_tokens": 8, "watch": fs.Watch("rows")}
     batched = fs.decode(model, PROMPTS, samples=["a", "b"], **settings).traces

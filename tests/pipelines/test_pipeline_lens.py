@@ -63,7 +63,7 @@ def run_reference(model: fs.Model, prompt: list[int], k: int, **settings) -> lis
             extra["position_ids"] = torch.arange(tokens.shape[1])[None] + model.spec.first_position
         with torch.no_grad():
             states = model.module(input_ids=tokens, output_hidden_states=True, **extra).hidden_states
-        for layer in range(len(out.layer_reductions)):
+        for layer in range(len(out.capture.layers)):
             lift = out.lift(layer)[0].tolist()
             order = sorted((key for key, x in enumerate(lift) if x == x), key=lambda key: -lift[key])
             for rank, key in enumerate(order[:k]):

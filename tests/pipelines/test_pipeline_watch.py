@@ -12,6 +12,7 @@ from torch.nn import functional
 from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 import floatscope as fs
+from floatscope.schema import MaskKind, MaskStructure
 from floatscope.schema import FIELDS, GROUPS, State, fields_at_level
 
 SHAPE = {
@@ -138,6 +139,18 @@ def test_a_pruned_cache_is_refused():
     )
     with fs.watch(model), pytest.raises(fs.UserError, match=message):
         model.generate(torch.tensor(PROMPTS[:1]), max_new_tokens=4, do_sample=False)
+
+
+def test_a_trace_stores_the_mask_of_each_layer(arm):
+    """transformers gives a sliding window as a rule over indices, whose structure is not known."""
+    torch.manual_seed(0)
+    windowed = MistralForCausalLM(
+        MistralConfig(**SHAPE, num_key_value_heads=2, sliding_window=6, pad_token_id=0)
+    ).eval()
+    for model, mask in ((arm, MaskStructure(MaskKind.CAUSAL)), (windowed, MaskStructure(MaskKind.RULE))):
+        with torch.no_grad(), fs.watch(model) as watched:
+            model(torch.arange(3, 12)[None], use_cache=False)
+        assert watched.traces[0].masks == (mask,)
 
 
 def test_a_static_cache_is_refused(arm):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from floatscope.canvas import CanvasState, Commits, Reductions, Regions, Step
+from floatscope.canvas import CanvasState, Commits, Reductions, Regions, Step, StepCapture
 from floatscope.schema import (
     FIELDS,
     HEAD_STATS,
@@ -24,6 +24,8 @@ from floatscope.schema import (
     QUANTITIES,
     RANKS,
     TOP_STATS,
+    MaskKind,
+    MaskStructure,
     State,
     fields_at_level,
 )
@@ -101,8 +103,14 @@ def record_traces(
     """Record the decodings as one batch."""
     recorder = Recorder(names or [f"sample-{i}" for i in range(len(decodings))], meta or {})
     for samples in zip(*decodings, strict=True):
-        recorder.add(*batch_steps(samples, pad, level))
+        step, layers, visibility = batch_steps(samples, pad, level)
+        recorder.add(step, as_capture(layers, visibility))
     return recorder.build_traces()
+
+
+def as_capture(layers: Sequence[Reductions], visibility: Sequence[int]) -> StepCapture:
+    """The capture of a step whose masks have no structure."""
+    return StepCapture(tuple(layers), tuple(visibility), (MaskStructure(MaskKind.MASK),) * LAYERS)
 
 
 def batch_steps(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,7 +10,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from synthetic_decodings import HEADS, LAYERS, VISIBILITY, batch_steps, decode_arm, decode_mdm, record_traces
+from synthetic_decodings import (
+    HEADS,
+    LAYERS,
+    VISIBILITY,
+    as_capture,
+    batch_steps,
+    decode_arm,
+    decode_mdm,
+    record_traces,
+)
 
 from floatscope.canvas import Reductions
 from floatscope.errors import UserError
@@ -199,6 +209,7 @@ def test_to_xarray_has_the_same_values_under_the_same_names():
     assert list(data.coords["region"].values) == ["question", "document", "answer"]
     assert data.attrs == {
         "sample": "sample-0",
+        "masks": json.dumps([{"kind": "mask", "size": 0}] * 2),
         "model": "twin:mdm",
         "steps": 2,
         "sampler": '{"name": "confidence"}',
@@ -239,7 +250,7 @@ def test_inconsistent_axes_are_refused(change, message):
 def test_a_trace_without_watched_layers_has_its_canvas():
     recorder = Recorder(["x"])
     for step_data in decode_mdm(0, 5, 4, 2):
-        recorder.add(batch_steps([step_data])[0], [], [])
+        recorder.add(batch_steps([step_data])[0], as_capture([], []))
     trace = recorder.build_traces()[0]
     assert trace.arrays["tokens"].shape == (2, 9)
     assert len(trace.to_xarray().layer) == 0
@@ -265,7 +276,9 @@ def test_importing_traces_is_light():
 def test_other_groups_have_their_own_names():
     step, layers, visibility = batch_steps([decode_mdm(0, 5, 4, 1)[0]])
     recorder = Recorder(["x"], coords={"group": ["prompt"]})
-    recorder.add(step, [Reductions(r.layer, {"received": r.fields["received"][:, :1]}) for r in layers], visibility)
+    recorder.add(
+        step, as_capture([Reductions(r.layer, {"received": r.fields["received"][:, :1]}) for r in layers], visibility)
+    )
     trace = recorder.build_traces()[0]
     np.testing.assert_array_equal(trace.received(2, "prompt"), trace.arrays["received"][:, 2, 0])
     with pytest.raises(UserError, match="unknown group 'all'; allowed: prompt"):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic_decodings import REGIONS, SyntheticStep, batch_steps, decode_arm, decode_mdm, record_traces
+from synthetic_decodings import REGIONS, SyntheticStep, as_capture, batch_steps, decode_arm, decode_mdm, record_traces
 from trace_equality import assert_equal_traces
 
 from floatscope.canvas import CanvasState, Reductions, Regions
@@ -25,7 +25,7 @@ def step_with_fields(samples: list[SyntheticStep], change: dict[str, torch.Tenso
     """One step of a batch, with some fields of one layer replaced."""
     step, layers, visibility = batch_steps(samples)
     layers[layer] = Reductions(layer, {**layers[layer].fields, **change})
-    return step, layers, visibility
+    return step, as_capture(layers, visibility)
 
 
 @few
@@ -59,7 +59,7 @@ def test_a_sample_that_finishes_early_has_only_its_own_steps():
     for t, step_data in enumerate(long):
         step, layers, visibility = batch_steps([short[t % 2], step_data])
         before = replace(step.before, active=torch.tensor([t < 2, True]))
-        recorder.add(replace(step, before=before), layers, visibility)
+        recorder.add(replace(step, before=before), as_capture(layers, visibility))
     for trace, decoding in zip(recorder.build_traces(), (short, long), strict=True):
         assert_equal_traces(trace, record_traces([decoding], names=[trace.sample])[0])
 
@@ -79,7 +79,9 @@ def test_regions_do_not_depend_on_the_neighbours():
             for n, f in layers[0].fields.items()
         }
         recorder = Recorder(["x"])
-        recorder.add(replace(step, before=replace(step.before, regions=regions)), [Reductions(0, chosen)], [0])
+        recorder.add(
+            replace(step, before=replace(step.before, regions=regions)), as_capture([Reductions(0, chosen)], [0])
+        )
         return recorder.build_traces()[0]
 
     alone = build_trace(["document", "question"], [1, 0])
@@ -147,7 +149,7 @@ def test_a_field_missing_in_a_layer_or_step_is_nan_there():
             layers[2] = Reductions(2, {n: f for n, f in layers[2].fields.items() if n != "residual"})
         if t == 2:
             layers = [Reductions(r.layer, {n: f for n, f in r.fields.items() if n != "residual"}) for r in layers]
-        recorder.add(step, layers, visibility)
+        recorder.add(step, as_capture(layers, visibility))
     is_stored = np.isfinite(recorder.build_traces()[0].arrays["residual"]).all(-1)
     assert is_stored.tolist() == [[True, True, True], [True, True, False], [False, False, False]]
 
@@ -156,7 +158,7 @@ def test_layers_that_differ_at_one_step_have_different_visibilities():
     recorder = Recorder(["x"])
     for t, step_data in enumerate(decode_mdm(0, 5, 4, 2)):
         step, layers, visibility = batch_steps([step_data])
-        recorder.add(step, layers, [0, 0, 0] if t == 0 else visibility)
+        recorder.add(step, as_capture(layers, [0, 0, 0] if t == 0 else visibility))
     trace = recorder.build_traces()[0]
     assert trace.arrays["layer_visibility"].tolist() == [0, 1, 0]
     np.testing.assert_array_equal(trace.arrays["uniform"][0, 0], trace.arrays["uniform"][0, 1])
@@ -175,7 +177,7 @@ def test_a_users_field_is_stored_with_its_axes():
             "far_key": torch.tensor([[8, -1]]),
             "says": torch.zeros(len(step.commits), 5, dtype=torch.float64),
         }
-        recorder.add(step, [Reductions(r.layer, extra) for r in layers], visibility)
+        recorder.add(step, as_capture([Reductions(r.layer, extra) for r in layers], visibility))
     trace = recorder.build_traces()[0]
     assert trace.axes["sharp"] == ("step", "layer", "head", "query")
     assert trace.axes["says"] == ("commit", "layer", "word")
@@ -190,7 +192,7 @@ def test_positions_of_a_users_key_field_count_from_the_first_valid_one():
     recorder = Recorder(["short", "long"], extra_axes={"far_key": ("head",)})
     step, layers, visibility = batch_steps([short, long], "left")
     fields = {"far_key": torch.tensor([[7, -1], [7, 0]])}
-    recorder.add(step, [Reductions(r.layer, fields) for r in layers], visibility)
+    recorder.add(step, as_capture([Reductions(r.layer, fields) for r in layers], visibility))
     assert [t.arrays["far_key"][0, 0].tolist() for t in recorder.build_traces()] == [[2, -1], [7, 0]]
 
 
@@ -198,7 +200,7 @@ def test_coords_name_the_layers():
     step, layers, visibility = batch_steps([decode_mdm(0, 5, 4, 1)[0]])
     names = ["model.layers.4", "model.layers.9"]
     recorder = Recorder(["x"], coords={"layer": names})
-    recorder.add(step, [replace(layers[0], layer=4), replace(layers[1], layer=9)], visibility[:2])
+    recorder.add(step, as_capture([replace(layers[0], layer=4), replace(layers[1], layer=9)], visibility[:2]))
     trace = recorder.build_traces()[0]
     assert trace.coords["layer"] == tuple(names)
     assert trace.arrays["layers"].tolist() == [4, 9]
@@ -275,7 +277,7 @@ def test_padding_in_the_middle_is_refused():
     states[0, 5] = State.PAD
     canvas = CanvasState(step.before.tokens, states, regions=step.before.regions)
     with pytest.raises(UserError, match="sample 'x' has padding between its positions 0 and 8: pad left or right"):
-        Recorder(["x"]).add(replace(step, before=canvas), layers, visibility)
+        Recorder(["x"]).add(replace(step, before=canvas), as_capture(layers, visibility))
 
 
 def test_a_sample_without_steps_is_refused():
@@ -288,4 +290,4 @@ def test_a_key_under_the_padding_raises_a_value_error():
     step, layers, visibility = batch_steps(steps, "left")
     layers[0].fields["top_key"][0, 0, 0, 0] = 1
     with pytest.raises(ValueError, match="field 'top_key' names a key outside the valid positions 5 to 11"):
-        Recorder(["short", "long"]).add(step, layers, visibility)
+        Recorder(["short", "long"]).add(step, as_capture(layers, visibility))

@@ -20,11 +20,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Bool, Float, Int, Num
+from jaxtyping import Bool, Float, Int, Num, Shaped
 
 from floatscope.analysis.trace_view import TraceView, per_sample
 from floatscope.errors import UserError
-from floatscope.schema import RowSource
+from floatscope.schema import MaskKind, MaskStructure, RowSource
 from floatscope.traces import Trace
 
 NESTED_REGIONS = ("evidence", "gold")
@@ -211,62 +211,68 @@ def _uniform_mass(
     trace: Trace, size: Int[np.ndarray, "step region"]
 ) -> Float[np.ndarray, "step layer region key_region"]:
     """The mass under uniform attention; NaN where the mask is not known."""
-    member, prefix = trace.arrays["region_member"], _visible_prefix(trace)
-    before = np.pad(np.cumsum(member, 0), ((1, 0), (0, 0)))  # [n, region]: among the first n keys
-    mass = np.full((*prefix.shape[:2], member.shape[1], member.shape[1]), np.nan)
+    member, (first, stop) = trace.arrays["region_member"], _visible_keys(trace)
+    mass = np.full((*first.shape[:2], member.shape[1], member.shape[1]), np.nan)
     for t, n in enumerate(trace.arrays["keys"]):
-        for visibility, lengths in enumerate(prefix[t, :, :n]):
-            if lengths.all():
-                with np.errstate(invalid="ignore"):
-                    mass[t, visibility] = member[:n].T @ (before[lengths] / lengths[:, None]) / size[t, :, None]
+        for v in range(first.shape[1]):
+            with np.errstate(invalid="ignore"):
+                mass[t, v] = member[:n].T @ _mean_over_keys(member[:n], first[t, v, :n], stop[t, v, :n])
+                mass[t, v] /= size[t, :, None]
     return mass[:, trace.arrays["layer_visibility"]]
 
 
 def _uniform_rollout(trace: Trace, member: Bool[np.ndarray, "key region"]) -> Float[np.ndarray, "step region"]:
     """What the token rollout of uniform attention holds of each region in the last layer, mean over positions."""
-    prefix, layers = _visible_prefix(trace), trace.arrays["layer_visibility"]
-    shares = np.full((len(prefix), member.shape[1]), np.nan)
-    rolled, rolled_prefix = np.empty((0, member.shape[1])), prefix[-1]
-    for t in reversed(range(len(prefix))):
+    visible, layers = np.stack(_visible_keys(trace)), trace.arrays["layer_visibility"]
+    shares = np.full((visible.shape[1], member.shape[1]), np.nan)
+    rolled, rolled_visible = np.empty((0, member.shape[1])), visible[:, -1]
+    for t in reversed(range(len(shares))):
         n = int(trace.arrays["keys"][t])
-        lengths = prefix[t, :, :n]
-        if not lengths.all():
-            continue
-        if n > len(rolled) or (lengths != rolled_prefix[:, :n]).any():  # else these rows are those of a later step
-            rolled, rolled_prefix = member[:n].astype(np.float64), lengths
-            for visibility in layers:
-                own = lengths[visibility]
-                rolled = (np.cumsum(rolled, 0)[own - 1] / own[:, None] + rolled) / 2
+        keys = visible[:, t, :, :n]
+        if n > len(rolled) or (keys != rolled_visible[..., :n]).any():  # else these rows are those of a later step
+            rolled, rolled_visible = member[:n].astype(np.float64), keys
+            for v in layers:
+                rolled = (_mean_over_keys(rolled, *keys[:, v]) + rolled) / 2
         shares[t] = rolled[:n].mean(0)
     return shares
 
 
-def _visible_prefix(trace: Trace) -> Int[np.ndarray, "step visibility row"]:
-    """How many keys, from the first on, each row so far may see; 0 without a row or for a mask of another kind."""
-    group = trace.coords["group"].index("all")
-    visible_rows, uniform = (trace.require(name)[:, :, group] for name in ("visible_rows", "uniform"))
-    prefix = np.zeros(visible_rows.shape, int)
-    for t, (n, rows) in enumerate(zip(trace.arrays["keys"], trace.arrays["queries"], strict=True)):
+def _mean_over_keys(
+    values: Shaped[np.ndarray, "key region"], first: Int[np.ndarray, " row"], stop: Int[np.ndarray, " row"]
+) -> Float[np.ndarray, "row region"]:
+    """The mean of each row over the keys it sees; NaN for a row that sees none."""
+    before = np.pad(np.cumsum(values, 0, dtype=np.float64), ((1, 0), (0, 0)))  # [n, region]: among the first n keys
+    with np.errstate(invalid="ignore"):
+        return (before[stop] - before[first]) / (stop - first)[:, None]
+
+
+def _visible_keys(
+    trace: Trace,
+) -> tuple[Int[np.ndarray, "step visibility row"], Int[np.ndarray, "step visibility row"]]:
+    """The first key that each row so far may see, and the one after the last; none if the mask is not known."""
+    keys, queries, masks = trace.arrays["keys"], trace.arrays["queries"], trace.masks
+    first, stop = np.zeros((2, len(keys), len(masks), int(keys.max())), int)
+    for t, (n, rows) in enumerate(zip(keys, queries, strict=True)):
+        cached = slice(0, n - rows)
         if rows < n:
-            prefix[t, :, : n - rows] = prefix[t - 1, :, : n - rows]  # rows in the cache
-        for v in range(visible_rows.shape[1]):
-            prefix[t, v, n - rows : n] = _nested_prefix(visible_rows[t, v, :n], uniform[t, v, :n], int(rows))
-    return prefix
+            first[t, :, cached], stop[t, :, cached] = first[t - 1, :, cached], stop[t - 1, :, cached]
+        row = np.arange(n - rows, n)
+        for v, mask in enumerate(masks):
+            if mask.is_known:
+                stop[t, v, row] = np.minimum(_key_after(mask, row, int(n)), n)
+                first[t, v, row] = np.maximum(row + 1 - mask.size, 0) if mask.kind is MaskKind.WINDOW else 0
+    return first, stop
 
 
-def _nested_prefix(
-    visible_rows: Int[np.ndarray, " key"], uniform: Float[np.ndarray, " key"], rows: int
-) -> Int[np.ndarray, " row"] | int:
-    """The visible keys of each row of a mask under which each row sees at least what the row before it sees (full,
-    causal, by blocks): the number of rows that see a key determines which rows they are. Returns 0 if uniform attention
-    under that mask does not give the stored values."""
-    prefix = np.searchsorted(
-        -visible_rows, np.arange(rows) - rows, side="right"
-    )  # keys that the last rows − i rows see
-    if not prefix.all():
-        return 0
-    expected = np.cumsum(np.bincount(prefix - 1, 1 / prefix, len(visible_rows))[::-1])[::-1] / rows
-    return prefix if np.allclose(expected, uniform, rtol=1e-4) else 0
+def _key_after(mask: MaskStructure, row: Int[np.ndarray, " row"], keys: int) -> Int[np.ndarray, " row"]:
+    """The key after the last one that a row sees."""
+    match mask.kind:
+        case MaskKind.FULL:
+            return np.full_like(row, keys)
+        case MaskKind.BLOCK:
+            return (row // mask.size + 1) * mask.size
+        case _:
+            return row + 1
 
 
 def _region_table(

@@ -30,6 +30,7 @@ from floatscope.compat import (
     run_efficient_kernel,
     run_flash_kernel,
 )
+from floatscope.schema import MaskKind
 
 MASK_BLOCK = 2**24
 """Elements of an expanded mask that exist at a time, where a kernel needs a mask."""
@@ -136,9 +137,9 @@ def expand_mask(visibility: Visibility, rows: slice, keys: slice, like: Tensor) 
 def _attend_unpadded(call: AttentionCall) -> AttentionResult:
     visibility = call.visibility
     is_square = visibility.offset == 0 and visibility.queries == visibility.keys
-    if visibility.kind == "full" and visibility.valid is None:
+    if visibility.kind is MaskKind.FULL and visibility.valid is None:
         return _run_kernel(call, None, False)
-    if visibility.kind == "causal" and visibility.valid is None and (is_square or visibility.queries == 1):
+    if visibility.kind is MaskKind.CAUSAL and visibility.valid is None and (is_square or visibility.queries == 1):
         # One cached query sees every key; SDPA's is_causal would align it with key 0.
         last_sees_all = visibility.queries == 1 and visibility.offset == visibility.keys - 1
         if is_square or last_sees_all:

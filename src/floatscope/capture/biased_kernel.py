@@ -14,6 +14,7 @@ from torch import Tensor
 
 from floatscope.capture import received_kernel
 from floatscope.capture.attention import AttentionCall
+from floatscope.schema import MaskKind
 
 try:
     import triton
@@ -107,7 +108,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor]:
         q, k, v, None if visibility.valid is None else visibility.valid_spans(q.device), bias, selected, out, lse,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *received_kernel.bias_strides(bias), n_q, visibility.keys,
         visibility.offset, call.scaling * received_kernel.LOG2E, H,
-        REP=call.repeats, D=D, CAUSAL=visibility.kind == "causal", PADDED=visibility.valid is not None, HALF=is_half,
+        REP=call.repeats, D=D, CAUSAL=visibility.kind is MaskKind.CAUSAL, PADDED=visibility.valid is not None, HALF=is_half,
         HAS_SELECTION=selected is not None,
         num_warps=8 if is_half and D >= 128 else 4, num_stages=2, **size,
     )  # fmt: skip

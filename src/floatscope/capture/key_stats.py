@@ -19,6 +19,7 @@ from torch import Tensor
 
 from floatscope.capture.attention import AttentionCall
 from floatscope.capture.visibility import Visibility
+from floatscope.schema import MaskKind
 
 BASE_STATS = ("qk", "cos", "key_norm", "value_norm", "output_norm")
 """The statistics computed here; `reductions` derives the last of `schema.KEY_STATS`, `norm`, from them."""
@@ -84,7 +85,7 @@ def compute_key_stats(
     out = torch.empty(B, H, len(BASE_STATS), call.visibility.keys, device=call.query.device)
     score_at_mean = None if top is None else torch.empty(top.key.shape, device=out.device)
     visible_query_norm = None
-    if call.visibility.kind != "full":
+    if call.visibility.kind is not MaskKind.FULL:
         visible_query_norm = torch.empty(out[:, :, 0].shape, device=out.device)
     query_norm = torch.empty(B, H, device=out.device)
     step = max(1, CHUNK // (B * max(call.visibility.keys, call.visibility.queries) * call.query.shape[-1]))
@@ -149,7 +150,7 @@ def _mean_products(
 ) -> tuple[Float[Tensor, "batch head key"], Float[Tensor, "batch head key"], Tensor | None]:
     """Means of q·k and q̂·k over the queries that see a key, and the mean query of each key (None: one for all)."""
     inverse = 1 / q_norm.clamp_min(1e-30)
-    if visibility.kind == "full":  # the same queries see every key: one mean, one product
+    if visibility.kind is MaskKind.FULL:  # the same queries see every key: one mean, one product
         share = rows.weight[:, None].expand_as(inverse)
         means = torch.stack([share, share * inverse], 2) @ q  # [b, h, 2, d]
         both = k @ means.transpose(-1, -2)  # [b, h, key, 2]

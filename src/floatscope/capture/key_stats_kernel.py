@@ -13,6 +13,7 @@ from torch import Tensor
 
 from floatscope.capture.attention import AttentionCall
 from floatscope.capture.key_stats import BASE_STATS, KeyStats, QueryRows
+from floatscope.schema import MaskKind
 
 try:
     import triton
@@ -27,7 +28,7 @@ def supports(call: AttentionCall) -> bool:
     """Whether the kernels can run the call: full visibility, on CUDA, a head dimension that is a power of two."""
     on_device = call.query.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
     has_dim = call.query.shape[-1] in (16, 32, 64, 128, 256) and call.query.shape[-1] == call.value.shape[-1]
-    return triton is not None and on_device and call.visibility.kind == "full" and has_dim
+    return triton is not None and on_device and call.visibility.kind is MaskKind.FULL and has_dim
 
 
 if triton is not None:

@@ -97,7 +97,7 @@ def build_plan(visibility: Visibility, canvas: CanvasState, *, regions: bool, en
     first = visibility.keys - visibility.queries  # the query rows are the last positions of the canvas
     valid = canvas.valid[:, first:]
     weights = Groups.from_canvas(canvas).weights[:, first:]
-    if visibility.kind in ("mask", "rule"):  # a row that sees nothing has no attention to count
+    if not visibility.structure.is_known:  # a row that sees nothing has no attention to count
         sees_keys = (visibility.count_visible_keys(weights.device) > 0).any(1)
         valid, weights = valid & sees_keys, weights * sees_keys[..., None]
     is_counted = canvas.valid.clone()

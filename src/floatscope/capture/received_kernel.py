@@ -26,6 +26,7 @@ from floatscope.capture.attention import AttentionCall
 from floatscope.capture.edit_tensors import EditTensors
 from floatscope.capture.reduction_spec import TILE, ReductionResult, ReductionSpec
 from floatscope.errors import UserError
+from floatscope.schema import MaskKind
 
 try:
     import triton
@@ -46,7 +47,7 @@ def unsupported_reason(call: AttentionCall) -> str | None:
         return "triton is not installed"
     if not call.query.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
         return f"the tensors are on {call.query.device.type}"
-    if visibility.kind not in ("full", "causal"):
+    if visibility.kind not in (MaskKind.FULL, MaskKind.CAUSAL):
         return f"{visibility.kind} masks use the blocked backend"
     if call.edits is not None and call.edits.changes_attention and not has_single_bias(call.edits):
         return "moved mass, virtual sinks and several biases use the blocked backend"
@@ -243,7 +244,7 @@ def _launch(
         None if visibility.valid is None else visibility.valid_spans(device),
         bias, selected, R, shares, target, *q.stride()[:3], *k.stride()[:3], *bias_strides(bias), n_q, n_k,
         visibility.offset, call.scaling * LOG2E, H, 0 if y is None else y.shape[-1], y0,
-        REP=call.repeats, D=D, G=TILE, CAUSAL=visibility.kind == "causal", PADDED=visibility.valid is not None, EVEN=even,
+        REP=call.repeats, D=D, G=TILE, CAUSAL=visibility.kind is MaskKind.CAUSAL, PADDED=visibility.valid is not None, EVEN=even,
         ENTROPY=e is not None, CARRY=y is not None, BULK=bulk, HALF=is_half, SHIFT=SHIFT if is_half else 0, FIXED=FIXED,
         BIASED=bias is not None, HAS_SELECTION=selected is not None, **size,
     )  # fmt: skip

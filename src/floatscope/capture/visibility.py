@@ -23,6 +23,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from floatscope.errors import UserError
+from floatscope.schema import MaskKind, MaskStructure
 
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """(batch, head, query, key) indices, broadcast against each other → visible or not; query and key count from key 0."""
@@ -41,7 +42,6 @@ HIDING_THRESHOLD = torch.finfo(torch.float16).min / 2
 class Visibility:
     """The keys each query may see. Build one with `full`, `causal`, `window`, `block`, `from_rule` or `from_mask`.
 
-    kind    "full" | "causal" | "window" | "block" | "rule" | "mask"
     offset  query i stands at key index offset + i
     size    of the window or block
     valid   key padding; None: no padding
@@ -50,7 +50,7 @@ class Visibility:
     copies  this visibility on other devices
     """
 
-    kind: str
+    kind: MaskKind
     queries: int
     keys: int
     offset: int = 0
@@ -65,13 +65,13 @@ class Visibility:
     def full(queries: int, keys: int, valid: Tensor | None = None, offset: int | None = None) -> Visibility:
         """Every query sees every valid key. By default the queries are the last positions of the keys."""
         start = keys - queries if offset is None else offset
-        return Visibility("full", queries, keys, start, valid=normalize_padding(valid))
+        return Visibility(MaskKind.FULL, queries, keys, start, valid=normalize_padding(valid))
 
     @staticmethod
     def causal(queries: int, keys: int, valid: Tensor | None = None, offset: int | None = None) -> Visibility:
         """A query sees its own key and all keys before it."""
         start = keys - queries if offset is None else offset
-        return Visibility("causal", queries, keys, start, valid=normalize_padding(valid))
+        return Visibility(MaskKind.CAUSAL, queries, keys, start, valid=normalize_padding(valid))
 
     @staticmethod
     def window(
@@ -79,13 +79,13 @@ class Visibility:
     ) -> Visibility:
         """Causal, limited to the last `size` keys including the query's own."""
         start = keys - queries if offset is None else offset
-        return Visibility("window", queries, keys, start, size, normalize_padding(valid))
+        return Visibility(MaskKind.WINDOW, queries, keys, start, size, normalize_padding(valid))
 
     @staticmethod
     def block(queries: int, keys: int, size: int, valid: Tensor | None = None, offset: int | None = None) -> Visibility:
         """Block-causal: a query sees its own block of `size` keys and all blocks before it."""
         start = keys - queries if offset is None else offset
-        return Visibility("block", queries, keys, start, size, normalize_padding(valid))
+        return Visibility(MaskKind.BLOCK, queries, keys, start, size, normalize_padding(valid))
 
     @staticmethod
     def from_rule(
@@ -93,7 +93,7 @@ class Visibility:
     ) -> Visibility:
         """A rule over (batch, head, query, key) indices."""
         start = keys - queries if offset is None else offset
-        return Visibility("rule", queries, keys, start, valid=normalize_padding(valid), rule=rule, batch=batch)
+        return Visibility(MaskKind.RULE, queries, keys, start, valid=normalize_padding(valid), rule=rule, batch=batch)
 
     @staticmethod
     def from_mask(mask: Tensor, queries: int, keys: int, valid: Tensor | None = None) -> Visibility:
@@ -112,7 +112,7 @@ class Visibility:
                 "the attention mask is floating point but contains only 0 and 1: added to scores it would hide"
                 " nothing; pass mask.bool(), or 0 for visible and -inf for hidden"
             )
-        return Visibility("mask", queries, keys, keys - queries, valid=normalize_padding(valid), mask=mask)
+        return Visibility(MaskKind.MASK, queries, keys, keys - queries, valid=normalize_padding(valid), mask=mask)
 
     @property
     def first_valid_key(self) -> Int[Tensor, " batch"] | int:
@@ -134,6 +134,11 @@ class Visibility:
         return self.copies[device]
 
     @property
+    def structure(self) -> MaskStructure:
+        """The mask without its lengths and padding."""
+        return MaskStructure(self.kind, self.size)
+
+    @property
     def is_per_head(self) -> bool:
         """Whether the mask has a head axis."""
         return self.mask is not None and self.mask.shape[1] > 1
@@ -152,7 +157,7 @@ class Visibility:
     @property
     def is_unmasked(self) -> bool:
         """Whether every query sees every key."""
-        return self.kind == "full" and self.valid is None
+        return self.kind is MaskKind.FULL and self.valid is None
 
     @property
     def has_padding_holes(self) -> bool:
@@ -164,11 +169,11 @@ class Visibility:
         first, last = self.offset + rows.start, self.offset + rows.stop - 1
         start, stop = 0, self.keys
         match self.kind:
-            case "causal":
+            case MaskKind.CAUSAL:
                 stop = last + 1
-            case "window":
+            case MaskKind.WINDOW:
                 start, stop = first - self.size + 1, last + 1
-            case "block" if self.valid is None:
+            case MaskKind.BLOCK if self.valid is None:
                 stop = (last // self.size + 1) * self.size
         stop = min(max(stop, 1), self.keys)  # queries may stand before the first key or beyond the last
         return slice(min(max(start, 0), stop - 1), stop)
@@ -179,18 +184,18 @@ class Visibility:
         k = torch.arange(keys.start, keys.stop, device=device)
         visible: Tensor | None = None
         match self.kind:
-            case "causal":
+            case MaskKind.CAUSAL:
                 visible = (k <= q)[None, None]
-            case "window":
+            case MaskKind.WINDOW:
                 visible = ((k <= q) & (k > q - self.size))[None, None]
-            case "block":
+            case MaskKind.BLOCK:
                 base = self._block_base(device)
                 start = base[..., None, None] if isinstance(base, Tensor) else base
                 visible = (k - start) // self.size <= (q - start) // self.size
                 visible = visible if visible.ndim == 4 else visible[None, None]
-            case "rule":
+            case MaskKind.RULE:
                 visible = self._apply_rule(q[:, 0], k)
-            case "mask":
+            case MaskKind.MASK:
                 assert self.mask is not None
                 part = self.mask[:, :, rows, keys]
                 visible = part if part.dtype == torch.bool else part > HIDING_THRESHOLD
@@ -210,14 +215,14 @@ class Visibility:
         visible: Tensor | None = None
         k = torch.arange(self.keys, device=row.device)
         match self.kind:
-            case "full":
+            case MaskKind.FULL:
                 pass
-            case "rule":
+            case MaskKind.RULE:
                 assert self.rule is not None
                 b, q = (x[:, None, None, None] for x in (_batch_index(sample, self.batch), row + self.offset))
                 visible = self.rule(b, torch.zeros_like(b[:1]), q, k[None, None, None])
                 visible = visible.expand(len(row), 1, 1, len(k))[:, 0]
-            case "mask":
+            case MaskKind.MASK:
                 assert self.mask is not None
                 part = self.mask[_batch_index(sample, len(self.mask)), :, row]
                 visible = part if part.dtype == torch.bool else part > HIDING_THRESHOLD
@@ -277,7 +282,7 @@ class Visibility:
 
     def count_visible_keys(self, device: torch.device | str) -> Float[Tensor, "b head query"]:
         """n_i: how many keys each query may see, [batch|1, head|1, query]."""
-        if self.kind in ("rule", "mask"):
+        if not self.structure.is_known:
             parts = [self._full_block_mask(rows, device).sum(-1) for rows in self._row_blocks()]
             return torch.cat(parts, -1).float()
         is_valid = torch.ones(1, self.keys, device=device) if self.valid is None else self.valid.to(device).float()
@@ -287,7 +292,7 @@ class Visibility:
 
     def column_sum(self, x: Float[Tensor, "b query c"]) -> Float[Tensor, "b2 head key c"]:
         """Σ of x[i] over the queries i that see key j, [batch, head|1, key, c]; column means are built on it."""
-        if self.kind in ("rule", "mask"):
+        if not self.structure.is_known:
             total: Tensor | None = None
             for rows in self._row_blocks():
                 visible = self._full_block_mask(rows, x.device).to(x.dtype)  # [b, h, rows, key]
@@ -295,7 +300,7 @@ class Visibility:
                 total = part if total is None else total + part
             assert total is not None
             return total
-        if self.kind == "full":
+        if self.kind is MaskKind.FULL:
             out = x.sum(1, keepdim=True).expand(-1, self.keys, -1)
         else:
             total = torch.nn.functional.pad(x.double().cumsum(1), (0, 0, 1, 0))
@@ -311,7 +316,7 @@ class Visibility:
     def can_see(self, keys: Int[Tensor, "batch head rank"]) -> Bool[Tensor, "batch head query rank"]:
         """Whether each row sees these keys of each head."""
         B, H, n = keys.shape
-        if self.kind in ("rule", "mask"):
+        if not self.structure.is_known:
             out = torch.empty(B, H, self.queries, n, dtype=torch.bool, device=keys.device)
             for rows in self._row_blocks():
                 visible = self._full_block_mask(rows, keys.device)
@@ -327,7 +332,7 @@ class Visibility:
 
     def can_see_own_key(self, device: torch.device | str) -> Bool[Tensor, "b h query"] | None:
         """Whether each row sees the key at its own position; None: all rows do."""
-        if self.kind not in ("rule", "mask"):
+        if self.structure.is_known:
             return None
         parts = []
         for rows in self._row_blocks():
@@ -343,9 +348,9 @@ class Visibility:
         x = x.float()
         if self.valid is not None:
             x = x * self.valid.to(x.device)[:, None, :, None]
-        if self.kind == "full":
+        if self.kind is MaskKind.FULL:
             return x.sum(2, keepdim=True).expand(-1, -1, self.queries, -1) / count
-        if self.kind in ("rule", "mask"):
+        if not self.structure.is_known:
             blocks = [self._full_block_mask(rows, x.device).float() @ x for rows in self._row_blocks()]
             return torch.cat(blocks, 2) / count
         total = torch.nn.functional.pad(x.double().cumsum(2), (0, 0, 1, 0))
@@ -386,11 +391,11 @@ class Visibility:
         at = torch.arange(self.queries, device=device)[None] + self.offset
         zero, end = torch.zeros_like(at), torch.full_like(at, self.keys)
         match self.kind:
-            case "causal":
+            case MaskKind.CAUSAL:
                 lo, hi = zero, at + 1
-            case "window":
+            case MaskKind.WINDOW:
                 lo, hi = at - self.size + 1, at + 1
-            case "block":
+            case MaskKind.BLOCK:
                 base = self._block_base(device)
                 lo, hi = (zero + base * 0, ((at - base) // self.size + 1) * self.size + base)
             case _:
@@ -405,9 +410,9 @@ class Visibility:
         at = torch.arange(self.keys, device=device)[None] - self.offset
         end = torch.full_like(at, self.queries)
         match self.kind:
-            case "causal":
+            case MaskKind.CAUSAL:
                 lo, hi = at, end
-            case "window":
+            case MaskKind.WINDOW:
                 lo, hi = at, at + self.size
             case _:
                 base = self._block_base(device)

@@ -7,7 +7,7 @@ they happen; `begin` gives it the canvas and `finish` the commits, and `finish` 
     with attach(module, watcher):
         watcher.begin(canvas)
         logits = forward(canvas)
-        layers = watcher.finish(commits)
+        capture = watcher.finish(commits)
 
 The predicting rows of a step are known only after its commits. So with `predicting_rows=True` the watcher keeps the
 keys of every layer, and the queries from the first mask on, until `finish`: at most half a KV cache, T·D·L values,
@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from floatscope.canvas import CanvasState, Commits, Reductions
+from floatscope.canvas import CanvasState, Commits, Reductions, StepCapture
 from floatscope.capture import blocked, key_stats_kernel
 from floatscope.capture.attention import AttentionCall, full_precision
 from floatscope.capture.backends import BACKENDS, reduce_attention
@@ -44,7 +44,7 @@ from floatscope.capture.reductions import (
 from floatscope.capture.verify import check_call
 from floatscope.capture.visibility import Visibility
 from floatscope.errors import UserError, unknown_choice
-from floatscope.schema import FIELDS, SHARED, check_fields, fields_at_level
+from floatscope.schema import FIELDS, SHARED, MaskKind, check_fields, fields_at_level
 
 CHUNK_BYTES = 2**26
 """`finish` handles layers together up to this much received attention: few launches, bounded memory."""
@@ -140,14 +140,13 @@ class Watcher:
 
     Attributes:
         layers: the layer names of the last forward, in order.
-        layer_visibility: for each layer, which of the step's visibilities it has.
     """
 
     def __init__(self, watch: Watch, predicting_rows: bool = False, edit_call: CallEditor | None = None) -> None:
         self.watch, self.predicting_rows, self.edit_call = watch, predicting_rows, edit_call
         self.fields = frozenset(watch.selected_fields)
         self.layers: list[str] = []
-        self.layer_visibility: list[int] = []
+        self._layer_visibility: list[int] = []
         self._canvas: CanvasState | None = None
         self._cached_carry: list[Tensor] = []  # rollout of a cached prefix, by layer boundary
 
@@ -165,7 +164,7 @@ class Watcher:
         if canvas.step == 0:
             self._cached_carry = []
         self._first_row = _first_candidate_row(canvas) if self.predicting_rows and first_row is None else first_row or 0
-        self.layers, self.layer_visibility = [], []
+        self.layers, self._layer_visibility = [], []
 
     @property
     def is_watching(self) -> bool:
@@ -188,7 +187,7 @@ class Watcher:
                 self._reduce(_detach(call), result.output.detach(), result.lse, layer, self._canvas)
         return result.output
 
-    def finish(self, commits: Commits | None = None) -> list[Reductions]:
+    def finish(self, commits: Commits | None = None) -> StepCapture:
         """End the step: read the predicting rows of its commits and build the fields of every layer."""
         canvas = self._canvas
         if canvas is None:
@@ -203,14 +202,15 @@ class Watcher:
             rows = [_compute_predicting_rows(call, cpu_commits) for call in self._calls]
             layers = self._build_layers(commits, rows, baselines)
             for i, p in enumerate(rows):
-                layers[i] |= build_row_fields(p, self._plans[self.layer_visibility[i]].member, commits, self.fields)
+                layers[i] |= build_row_fields(p, self._plans[self._layer_visibility[i]].member, commits, self.fields)
             for v, baseline in enumerate(baselines):  # once per visibility, with the first layer that has it
-                first = self.layer_visibility.index(v)
+                first = self._layer_visibility.index(v)
                 layers[first] |= {name: getattr(baseline, name) for name in SHARED if name in self.fields}
             self._check_mass(canvas)  # last, because it waits for the device
-        out = [Reductions(i, layers[i] | self._layer_fields[i]) for i in range(len(layers))]
+        reductions = tuple(Reductions(i, layers[i] | self._layer_fields[i]) for i in range(len(layers)))
         self._sums, self._calls, self._layer_fields = [], [], []
-        return out
+        masks = tuple(plan.visibility.structure for plan in self._plans)
+        return StepCapture(reductions, tuple(self._layer_visibility), masks)
 
     def _reduce(
         self, call: AttentionCall, output: Tensor, lse: Tensor | None, layer: Layer, canvas: CanvasState
@@ -258,7 +258,7 @@ class Watcher:
             self._calls.append(replace(call, query=query, value=call.key, visibility=visibility, edits=edits))
         self._layer_fields.append(fields)
         self.layers.append(layer.name)
-        self.layer_visibility.append(plan_index)
+        self._layer_visibility.append(plan_index)
 
     def _compute_key_stats(
         self, call: AttentionCall, output: Tensor, plan: Plan, received: Tensor, layer: Layer
@@ -267,7 +267,7 @@ class Watcher:
             return None
         if key_stats_kernel.supports(call):
             return key_stats_kernel.compute_key_stats(call, output, plan.rows, layer.output_gram())
-        needs_top = "score_at_mean_direction" in self.fields and call.visibility.kind != "full"
+        needs_top = "score_at_mean_direction" in self.fields and call.visibility.kind is not MaskKind.FULL
         top = rank_keys(received[:, :, 0], plan) if needs_top else None
         return compute_key_stats(call, output, plan.rows, layer.output_gram(), top)
 
@@ -321,7 +321,7 @@ class Watcher:
             if past.shape[1] < cached:
                 raise UserError("rollout needs the complete prefix: start watching before the cache is filled")
             carry = torch.cat([past[:, :cached].to(carry.device), carry], 1)
-        if visibility.kind != "full":
+        if visibility.kind is not MaskKind.FULL:
             self._cached_carry[boundary : boundary + 1] = [carry]
         return carry
 
@@ -333,7 +333,7 @@ class Watcher:
         device = canvas.tokens.device
         totals = torch.stack([mass.to(device) for mass in masses])  # [layer, batch, head]
         counts = [plan.groups[..., 0].sum(1, keepdim=True).to(device) for plan in self._plans]
-        count = torch.stack(counts)[self.layer_visibility]
+        count = torch.stack(counts)[self._layer_visibility]
         error = (totals / count.clamp_min(1) - 1).abs()
         limit = 2e-2 if self._sums[0].is_half_precision else 1e-3
         is_bad = ((error > limit) | ~error.isfinite()) & (count > 0)

@@ -12,13 +12,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from floatscope.canvas import CanvasState, Reductions, Regions, Step, build_canvas
+from floatscope.canvas import CanvasState, Regions, Step, StepCapture, build_canvas
 from floatscope.capture.hooks import attach, detached
 from floatscope.capture.influence import compute_influence, input_embedding
 from floatscope.capture.watcher import Watch, Watcher
@@ -166,7 +167,7 @@ class Decoding:
         meta: the metadata of the traces.
         initial_canvas: the canvas before the first step.
         suffix_length: the number of positions after the new tokens.
-        layer_reductions: the captured `Reductions` of the latest step, one per layer; empty without `watch` or `edits`.
+        capture: what was captured in the latest step; None before the first one, and without `watch` or `edits`.
 
     Example:
         out = fs.decode(fs.load("twin:mdm"), "Where does Mira live?", new_tokens=4)
@@ -191,7 +192,7 @@ class Decoding:
     ) -> None:
         self.model, self.sampling, self.samples, self.meta = model, sampling, tuple(samples), dict(meta)
         self.initial_canvas, self.suffix_length = canvas, suffix_length
-        self.layer_reductions: list[Reductions] = []
+        self.capture: StepCapture | None = None
         self._eligible: dict[int, Tensor] = {}
         self._infill, self._is_watched = infill, watch is not None
         self._intervention = Intervention(edits, model, self.samples) if edits else None
@@ -302,19 +303,17 @@ class Decoding:
         Lift is received attention divided by what uniform attention gives, averaged over heads and all rows of the
         forward. It is NaN for keys that were not eligible at every step so far: too few rows could see them.
         """
-        if self._watcher is None or not self._is_watched or not self.layer_reductions:
+        capture = self.capture
+        if self._watcher is None or not self._is_watched or capture is None:
             raise UserError("nothing was watched; decode with watch=fs.Watch() and run a step first")
         if missing := {"received", "uniform", "eligible"} - self._watcher.fields:
             raise UserError(f"lift needs the fields {', '.join(sorted(missing))}; watch them too")
-        count = len(self.layer_reductions)
+        count = len(capture.layers)
         if not isinstance(layer, int) or not 0 <= layer < count:
             raise UserError(f"there is no layer {layer}: {self.model.spec.name} has layers 0 to {count - 1}")
-        visibility = self._watcher.layer_visibility
-        # Fields that depend only on the visibility are stored with the first layer that has it.
-        first = visibility.index(visibility[layer])
-        received = self.layer_reductions[layer].fields["received"][:, 0]
-        uniform = self.layer_reductions[first].fields["uniform"][:, 0]
-        return torch.where(self._eligible[first], received / uniform, torch.nan)
+        first = capture.first_layer(layer)
+        received, uniform = capture.layers[layer].fields["received"][:, 0], first.fields["uniform"][:, 0]
+        return torch.where(self._eligible[first.layer], received / uniform, torch.nan)
 
     def _run_step(self) -> bool:
         """Run one more step; False when there is none. An interrupted decoding is never reported as finished."""
@@ -328,24 +327,19 @@ class Decoding:
         if result is None:
             self._is_finished = True
             return False
-        self.layer_reductions = result.layers
-        self._eligible = _eligible_so_far(self._eligible, result.layers)
-        if self._watcher is not None and self._is_watched:
-            self._recorder = self._recorder or build_recorder(self.samples, self._watcher, self.meta)
-            self._recorder.add(result.step, result.layers, self._watcher.layer_visibility, result.influence)
-        self._steps.append(result.step)
+        step, self.capture = result
+        if self.capture is not None:
+            self._eligible = _eligible_so_far(self._eligible, self.capture)
+            if self._watcher is not None and self._is_watched:
+                self._recorder = self._recorder or build_recorder(self.samples, self._watcher, self.meta)
+                self._recorder.add(step, self.capture)
+        self._steps.append(step)
         return True
 
 
-class _StepResult(NamedTuple):
-    step: Step
-    layers: list[Reductions]  # empty if nothing is watched or edited
-    influence: Tensor | None  # [commit, key], on the step's commits
-
-
-def _eligible_so_far(before: dict[int, Tensor], layers: list[Reductions]) -> dict[int, Tensor]:
+def _eligible_so_far(before: dict[int, Tensor], capture: StepCapture) -> dict[int, Tensor]:
     """The keys eligible at every step so far, by the layer that stores the field; a key that is new was not before."""
-    now = {i: layer.fields["eligible"][:, 0] > 0 for i, layer in enumerate(layers) if "eligible" in layer.fields}
+    now = {x.layer: x.fields["eligible"][:, 0] > 0 for x in capture.layers if "eligible" in x.fields}
     return {
         i: keys & F.pad(before[i], (0, keys.shape[1] - before[i].shape[1])) if i in before else keys
         for i, keys in now.items()
@@ -369,8 +363,8 @@ def _run_steps(
     watcher: Watcher | None,
     intervention: Intervention | None,
     target_ids: Tensor | None,
-) -> Iterator[_StepResult]:
-    """Run the sampling loop with the watcher attached.
+) -> Iterator[tuple[Step, StepCapture | None]]:
+    """Run the sampling loop with the watcher attached; a step comes with what was captured in it.
 
     The generator holds no reference to its `Decoding`: when that is dropped, the watcher is detached.
     """
@@ -411,17 +405,17 @@ def _run_steps(
                 target_ids=target_ids,
             )
         for step in steps:
-            layers = [] if watcher is None else watcher.finish(step.commits)
-            if watcher is not None and not layers:
+            capture = None if watcher is None else watcher.finish(step.commits)
+            if capture is not None and not capture.layers:
                 raise UserError(
                     f"no attention was seen: {type(model.module).__name__} calls neither transformers'"
                     " AttentionInterface nor F.scaled_dot_product_attention; decode it without watch"
                 )
-            influence = None
-            if watcher is not None and watcher.watch.influence:
+            if watcher is not None and capture is not None and watcher.watch.influence:
                 with detached(model.module):
                     influence = compute_influence(model.forward, model.module, step.before, step.commits)
-            yield _StepResult(step, layers, influence)
+                capture = replace(capture, influence=influence)
+            yield step, capture
     for note in intervention.notes if intervention is not None else ():
         warnings.warn(str(note), EditWarning, stacklevel=2)
 

@@ -53,10 +53,10 @@ def final_state(decoding: Decoding, watch: Watch | None = None) -> list[Trace]:
     with torch.no_grad(), attach(model.module, watcher):
         watcher.begin(canvas, first_row=first_row)
         model.forward(canvas, slice(canvas.tokens.shape[1] - 1, canvas.tokens.shape[1]))
-        layers = watcher.finish(commits)
+        capture = watcher.finish(commits)
         meta = {**decoding.meta, "rows": RowSource.ALL, "state": "final", "fields": list(watcher.watch.selected_fields)}
         recorder = build_recorder(decoding.samples, watcher, meta)
-        recorder.add(Step(canvas, canvas, commits), layers, watcher.layer_visibility)
+        recorder.add(Step(canvas, canvas, commits), capture)
     return recorder.build_traces()
 
 

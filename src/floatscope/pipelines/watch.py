@@ -109,8 +109,8 @@ class WatchSession:
         self.watcher.begin(self._current)
 
     def _finish(self) -> None:
-        layers = self.watcher.finish()
-        if not layers:
+        capture = self.watcher.finish()
+        if not capture.layers:
             raise UserError(
                 "no attention was seen in this forward: the model calls neither transformers' AttentionInterface nor"
                 " F.scaled_dot_product_attention"
@@ -121,7 +121,7 @@ class WatchSession:
         if self._has_cache:
             self._recorders[-1].meta["rows"] = RowSource.CACHE
         step = Step(self._current, self._current, Commits.empty())
-        self._recorders[-1].add(step, layers, self.watcher.layer_visibility)
+        self._recorders[-1].add(step, capture)
         self._previous = self._current
 
     def _read_canvas(self, arguments: Mapping[str, Any]) -> CanvasState:

@@ -5,7 +5,7 @@ padded batch leaves the same trace as one decoded alone. Positions count from th
 of commits, blocks and every integer field whose name ends in `_key`.
 
     recorder = Recorder(["nq-1", "nq-2"], meta={"model": "my-mdm"})
-    for step, layers, visibility in watched: recorder.add(step, layers, visibility)
+    for step, capture in watched: recorder.add(step, capture)
     first, second = recorder.build_traces()
 
 A reducer of your own adds a field by naming its axes, those of one sample at one step and layer, as `FIELDS` does:
@@ -16,15 +16,14 @@ or, with a cache, the new ones.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
-from floatscope.canvas import Reductions, Step
+from floatscope.canvas import Step, StepCapture
 from floatscope.errors import UserError
-from floatscope.schema import FIELDS, SHARED, RowSource
+from floatscope.schema import FIELDS, SHARED, MaskStructure, RowSource
 from floatscope.traces.step_arrays import (
     SampleStep,
     check_extra_axes,
@@ -44,6 +43,7 @@ class _SampleHistory:
     first: int = 0  # the canvas position of the first valid token
     steps: list[SampleStep] = field(default_factory=list)
     visibility: list[tuple[int, ...]] = field(default_factory=list)  # the visibility class of each layer
+    masks: list[tuple[MaskStructure, ...]] = field(default_factory=list)  # the mask of each layer
     member: list[Array] = field(default_factory=list)  # [key, region]
     after: Array = field(default_factory=lambda: np.empty(0, np.int32))  # [position], after the last step
 
@@ -74,16 +74,10 @@ class Recorder:
         self._regions: tuple[str, ...] = ()
         self._histories = [_SampleHistory() for _ in self.samples]
 
-    def add(
-        self,
-        step: Step,
-        layers: Sequence[Reductions],
-        layer_visibility: Sequence[int],
-        influence: Tensor | None = None,
-    ) -> None:
+    def add(self, step: Step, capture: StepCapture) -> None:
         """Append one step to every sample that is still active and whose canvas is not all padding."""
-        self._check(step, layers, layer_visibility)
-        arrays = to_step_arrays(step, layers, layer_visibility, self.axes, self.coords, influence)
+        self._check(step, capture)
+        arrays = to_step_arrays(step, capture, self.axes, self.coords)
         for b, (sample, history) in enumerate(zip(self.samples, self._histories, strict=True)):
             start, stop = valid_span(arrays.states[b], sample)
             if start == stop or not arrays.active[b]:
@@ -97,6 +91,7 @@ class Recorder:
             history.first = start
             history.steps.append(cut)
             history.visibility.append(arrays.visibility)
+            history.masks.append(tuple(arrays.masks[v] for v in arrays.visibility))
             history.member.append(arrays.member[b, start:stop])
             history.after = arrays.tokens_after[b, slice(*valid_span(arrays.states_after[b], sample))]
 
@@ -131,16 +126,16 @@ class Recorder:
             {name: arrays[name] for name in axes},
             axes,
             {axis: names for axis, names in coords.items() if axis in used},
-            self.meta,
+            self.meta | {"masks": [asdict(mask) for mask in _last_masks(history, visibility)]},
         )
 
-    def _check(self, step: Step, layers: Sequence[Reductions], layer_visibility: Sequence[int]) -> None:
+    def _check(self, step: Step, capture: StepCapture) -> None:
         """Check the loop that drives the recorder; an error here is a bug, not a user's mistake."""
         if len(step.before.tokens) != len(self.samples):
             raise ValueError(f"a canvas of {len(step.before.tokens)} samples for a recorder of {len(self.samples)}")
-        if len(layers) != len(layer_visibility):
-            raise ValueError(f"{len(layers)} layers and {len(layer_visibility)} visibilities")
-        numbers, regions = tuple(r.layer for r in layers), step.before.regions.names
+        if len(capture.layers) != len(capture.layer_visibility):
+            raise ValueError(f"{len(capture.layers)} layers and {len(capture.layer_visibility)} visibilities")
+        numbers, regions = tuple(r.layer for r in capture.layers), step.before.regions.names
         if self._layers is None:
             self._layers, self._regions = numbers, regions
         if (numbers, regions) != (self._layers, self._regions):
@@ -159,6 +154,11 @@ def _merge_visibilities(history: _SampleHistory) -> tuple[list[int], list[Sample
         for t, step in enumerate(history.steps)
     ]
     return [classes.index(c) for c in per_layer], steps
+
+
+def _last_masks(history: _SampleHistory, visibility: Sequence[int]) -> list[MaskStructure]:
+    """The mask of each visibility at the last step: a window that is longer than the canvas may begin as causal."""
+    return [history.masks[-1][visibility.index(v)] for v in range(max(visibility, default=-1) + 1)]
 
 
 def _sample_regions(member: Sequence[Array], names: Sequence[str]) -> list[int]:

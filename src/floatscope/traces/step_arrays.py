@@ -5,7 +5,7 @@ again, so positions count from the first valid one of the sample and the batch l
 was not measured with NaN, -1 or PAD. A value that does not fit its stored type is refused, because an infinite or
 clipped value would look like a measured one.
 
-    arrays = to_step_arrays(step, layers, layer_visibility, axes, coords)
+    arrays = to_step_arrays(step, capture, axes, coords)
     arrays.fields["received"]                                       # [layer, batch, group, key]
     start, stop = valid_span(arrays.states[b], "nq-1")
     cut_sample(arrays, axes, b, start, stop)["received"]            # [1, layer, group, stop - start]
@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from floatscope.canvas import Reductions, Step
+from floatscope.canvas import Reductions, Step, StepCapture
 from floatscope.errors import UserError
-from floatscope.schema import FIELDS, SHARED, State
+from floatscope.schema import FIELDS, SHARED, MaskStructure, State
 from floatscope.traces.trace import Array
 from floatscope.traces.trace_fields import OPTIONAL_FIELDS, TRACE_FIELDS, fill_value, stored_axes
 
@@ -46,18 +46,13 @@ class StepArrays:
     commits: Mapping[str, Array]  # commit_position, …: [commit]
     fields: Mapping[str, Array]  # [layer, batch, …] or [layer, commit, …]; shared fields [visibility, batch, …]
     visibility: tuple[int, ...]  # the row of the shared fields that each layer uses
+    masks: tuple[MaskStructure, ...]  # the mask of each of these rows
     influence: Array | None  # [commit, key]; None if it was not requested
 
 
-def to_step_arrays(
-    step: Step,
-    layers: Sequence[Reductions],
-    layer_visibility: Sequence[int],
-    axes: Axes,
-    coords: Axes,
-    influence: Tensor | None = None,
-) -> StepArrays:
+def to_step_arrays(step: Step, capture: StepCapture, axes: Axes, coords: Axes) -> StepArrays:
     """Move one step to numpy; `axes` names the axes of every field that may occur."""
+    layers, influence = capture.layers, capture.influence
     before, after = step.before, step.after
     member = before.regions.member
     if member is None:
@@ -67,9 +62,9 @@ def to_step_arrays(
     sizes |= {"region": member.shape[2], "key_region": member.shape[2]}
     names = dict.fromkeys(name for reductions in layers for name in reductions.fields)
     fields = {name: _stack_layers(name, layers, axes, coords, sizes) for name in names}
-    classes = list(dict.fromkeys(layer_visibility))
+    classes = list(dict.fromkeys(capture.layer_visibility))
     for name in (name for name in SHARED if name in fields):  # stored with the first layer of each visibility
-        fields[name] = fields[name][[list(layer_visibility).index(c) for c in classes]]
+        fields[name] = fields[name][[capture.layer_visibility.index(c) for c in classes]]
     return StepArrays(
         tokens=_to_numpy(before.tokens).astype(np.int32),
         states=_to_numpy(before.states).astype(np.int8),
@@ -84,7 +79,8 @@ def to_step_arrays(
             for name in ("position", "row", "token", "confidence")
         },
         fields=fields,
-        visibility=tuple(classes.index(c) for c in layer_visibility),
+        visibility=tuple(classes.index(c) for c in capture.layer_visibility),
+        masks=tuple(capture.masks[c] for c in classes),
         influence=None if influence is None else _to_numpy(influence).astype(OPTIONAL_FIELDS["influence"].dtype),
     )
 

@@ -20,7 +20,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from floatscope.errors import UserError, unknown_choice
-from floatscope.schema import FIELDS, MIN_ANCHOR_LIFT, MIN_VISIBLE_ROWS, RowSource, State
+from floatscope.schema import FIELDS, MIN_ANCHOR_LIFT, MIN_VISIBLE_ROWS, MaskKind, MaskStructure, RowSource, State
+from floatscope.traces.upgrade import infer_masks
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -87,6 +88,14 @@ class Trace:
         if pieces is None:
             return None
         return "".join(pieces[i] for i in self.arrays["tokens_after"].tolist() if i not in special_ids)
+
+    @property
+    def masks(self) -> tuple[MaskStructure, ...]:
+        """The attention mask of each entry of the `visibility` axis; `layer_visibility` says which one a layer has."""
+        if "masks" not in self.meta:
+            visible_rows = self.require("visible_rows")[:, :, self.coords["group"].index("all")]
+            return infer_masks(visible_rows, self.arrays["keys"], self.arrays["queries"])
+        return tuple(MaskStructure(MaskKind(mask["kind"]), mask["size"]) for mask in self.meta["masks"])
 
     def require(self, name: str, remedy: str = "") -> Array:
         """Return a stored array; raise a `UserError` with a remedy if the trace does not store it."""

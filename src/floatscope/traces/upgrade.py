@@ -12,6 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+from jaxtyping import Int
+
+from floatscope.schema import MaskKind, MaskStructure
+
 SETTINGS = {
     "family": "paradigm",
     "layout": "architecture",
@@ -35,6 +40,8 @@ STRESS_POINT = {"asked": "folder"}
 EXPERIMENT = {"told": "notes", "arms": "conditions"}
 EXPERIMENT_CONDITION = {"condition": "subset"}
 """experiment.json and each of its `conditions`."""
+
+UNKNOWN_MASK = MaskStructure(MaskKind.MASK)
 
 DEFAULT_TEMPLATE = "Document {number}: {passage}\n… Question: {question}\nAnswer:"
 """What a run of traces stored for the template "default"."""
@@ -60,6 +67,23 @@ def upgrade_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(upgraded.get("fields"), list):
         upgraded["fields"] = [upgrade_field(name) for name in upgraded["fields"]]
     return upgraded
+
+
+def infer_masks(
+    visible_rows: Int[np.ndarray, "step visibility key"], keys: Int[np.ndarray, " step"], rows: Int[np.ndarray, " step"]
+) -> tuple[MaskStructure, ...]:
+    """Return the masks of a trace that does not store them, from how many of its rows see each key."""
+    key = np.arange(visible_rows.shape[-1])
+    behind = (keys[:, None] - key).clip(0)  # [step, key]: the rows at and after a key
+    expected = {
+        MaskKind.FULL: np.where(behind > 0, rows[:, None], 0),
+        MaskKind.CAUSAL: np.minimum(behind, rows[:, None]),
+    }
+    on_canvas = behind > 0
+    return tuple(
+        next((MaskStructure(kind) for kind, n in expected.items() if (n == seen)[on_canvas].all()), UNKNOWN_MASK)
+        for seen in np.moveaxis(visible_rows, 1, 0)
+    )
 
 
 def upgrade_stress(record: Mapping[str, Any]) -> dict[str, Any]:
