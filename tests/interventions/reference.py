@@ -135,7 +135,7 @@ class Reference:
             self.run = self.model.forward if no_cache else self.model.cached_forward()
         else:
             self.run = self.model.forward
-            given |= {"mask_id": spec.mask_id, "shift": spec.shift, "suffix": out.suffix_length}
+            given |= {"mask_id": spec.mask_id, "shift": spec.shift, "suffix": len(out.layout.suffix)}
         try:
             go = autoregress if spec.paradigm == "arm" else denoise
             return list(go(self.forward, out.initial_canvas, out.sampling, **given))

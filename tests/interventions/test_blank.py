@@ -10,6 +10,7 @@ from floatscope.canvas import CanvasState, Regions
 from floatscope.interventions.edits import Anchors, Bias, RandomSameCount, RegionKeys
 from floatscope.interventions.key_selection import SelectionContext, select_keys
 from floatscope.interventions.recipes import build_control, parse_edits
+from floatscope.pipelines.canvas_layout import CanvasLayout
 from floatscope.pipelines.prompting import batch_regions, encode_samples
 from floatscope.schema import State
 from floatscope.tasks.sample_files import read_shipped
@@ -28,7 +29,7 @@ def confidences(model, ids, items, edits):
         ids,
         new_tokens=NEW,
         samples=[item.sample.id for item in items],
-        regions=batch_regions(items, NEW, 0),
+        regions=batch_regions(items, CanvasLayout(NEW)),
         edits=edits,
         stop=False,
     )
@@ -40,7 +41,7 @@ def replace_tokens(ids, at):
 
 
 def test_the_tokens_of_a_blank_region_have_no_effect(model):
-    items = encode_samples(model, read_shipped("reading-5")[:1], None, NEW)
+    items = encode_samples(model, read_shipped("reading-5")[:1], None, CanvasLayout(NEW))
     prompt_ids, at = [items[0].ids], items[0].tokens["gold"]
     plain = confidences(model, prompt_ids, items, ())
     assert not torch.allclose(confidences(model, replace_tokens(prompt_ids[0], at), items, ()), plain, atol=1e-5)
@@ -53,13 +54,13 @@ def test_the_tokens_of_a_blank_region_have_no_effect(model):
 
 
 def test_the_control_of_blank_hides_the_same_positions_in_every_layer_head_and_step(model):
-    items = encode_samples(model, read_shipped("reading-5")[:1], None, NEW)
+    items = encode_samples(model, read_shipped("reading-5")[:1], None, CanvasLayout(NEW))
     prompt_ids = [items[0].ids]
     edits = build_control(parse_edits("blank(region='gold')"), "random", draw=1)
     canvas = CanvasState(
         torch.tensor(prompt_ids),
         torch.full((1, len(prompt_ids[0])), int(State.PROMPT)),
-        regions=batch_regions(items, 0, 0),
+        regions=batch_regions(items, CanvasLayout(0)),
     )
     selected = select_keys(edits[0].keys, None, SelectionContext(canvas, 0, 2, [items[0].sample.id]))
     at = set(selected[0, 0].tolist())

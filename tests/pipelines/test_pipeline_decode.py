@@ -445,7 +445,7 @@ def test_a_masked_diffusion_model_needs_a_mask_token():
 def test_a_prompt_beyond_the_context_is_refused_with_the_number():
     spec = fs.ModelSpec("short", fs.Paradigm.MDM, MASK, context=12)
     model = fs.Model(build_model("unshifted").module, spec)
-    with pytest.raises(fs.UserError, match=r"prompt 0 has 7 tokens, with 8 new ones 15, and short was trained for 12"):
+    with pytest.raises(fs.UserError, match=r"prompt 0 has 7 tokens, with 8 after it 15, and short was trained for 12"):
         fs.decode(model, PROMPTS, new_tokens=8)
     with pytest.raises(fs.UserError, match="prompt 0 is empty, and an autoregressive model needs a first token"):
         fs.decode(build_model("arm"), [[]], new_tokens=2)

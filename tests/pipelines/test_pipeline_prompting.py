@@ -10,6 +10,7 @@ import torch
 import floatscope as fs
 from floatscope.errors import UserError
 from floatscope.pipelines.batching import limit_threads, make_batches
+from floatscope.pipelines.canvas_layout import CanvasLayout, plan_layout
 from floatscope.pipelines.prompting import (
     PromptConfig,
     batch_regions,
@@ -29,6 +30,21 @@ SAMPLES = read_shipped("reading-5")[:5]
 @pytest.fixture(scope="module", params=["twin:arm", "twin:mdm"])
 def model(request):
     return fs.load(request.param, device="cpu")
+
+
+@pytest.mark.parametrize("kind", ["mdm", "arm"])
+def test_a_layout_counts_the_positions_of_a_decoding(kind):
+    model = fs.load(f"twin:{kind}")
+    suffix = (9, 9, 9) if kind == "mdm" else ()
+    out = fs.decode(model, [[5, 6, 7], [5]], new_tokens=4, suffix=suffix, stop=False)
+    layout = plan_layout(model, 4, suffix)
+    assert layout == out.layout
+    assert out.answer_start == 3
+    assert out.tokens.shape[1] == layout.length(3)
+    assert max(step.before.tokens.shape[1] for step in out) == layout.longest_forward(3)
+    assert out.initial_canvas.tokens.shape[1] == 3 + layout.after_prompt
+    assert out.tokens[0, slice(*layout.suffix_span(3))].tolist() == list(suffix)
+    assert out.tokens[0, slice(*layout.answer_span(3))].tolist() == out.tokens[0, 3:7].tolist()
 
 
 def test_one_prompt_and_several_are_lists_of_prompts():
@@ -61,7 +77,7 @@ def test_settings_name_the_template_and_its_digest():
 
 
 def test_items_have_the_tokens_of_their_regions(model):
-    for item, sample in zip(encode_samples(model, SAMPLES, None, 4), SAMPLES, strict=True):
+    for item, sample in zip(encode_samples(model, SAMPLES, None, CanvasLayout(4)), SAMPLES, strict=True):
         assert item.prompt == load_template().prompt(sample)
         gold = next(passage for passage in sample.passages if passage.gold)
         text = model.tokenizer.decode([item.ids[at] for at in item.tokens["gold"]])
@@ -71,18 +87,18 @@ def test_items_have_the_tokens_of_their_regions(model):
 
 
 def test_texts_become_samples_with_one_region(model):
-    first, second = encode_samples(model, ["What floats?", SAMPLES[0]], None, 4)
+    first, second = encode_samples(model, ["What floats?", SAMPLES[0]], None, CanvasLayout(4))
     assert first.sample == Sample("prompt-1", "What floats?", ())
     assert set(first.tokens) <= {"prompt", "template", "bos"}
     assert len(first.tokens["prompt"]) >= 3
     assert second.sample is SAMPLES[0]
     with pytest.raises(UserError, match="sample 'prompt-2' is empty; give it some text"):
-        encode_samples(model, ["What floats?", " "], None, 4)
+        encode_samples(model, ["What floats?", " "], None, CanvasLayout(4))
 
 
 def test_items_without_cuts_are_the_encoded_samples(model):
     items, notes = build_items(model, SAMPLES, PromptConfig(load_template()), None, 4, 0)
-    assert (items, notes) == (encode_samples(model, SAMPLES, None, 4), [])
+    assert (items, notes) == (encode_samples(model, SAMPLES, None, CanvasLayout(4)), [])
 
 
 def test_prompts_that_exceed_the_context_are_cut_and_can_be_listed(model):
@@ -100,8 +116,8 @@ def test_prompts_that_exceed_the_context_are_cut_and_can_be_listed(model):
 
 
 def test_regions_of_a_batch_are_padded_on_the_left(model):
-    items = encode_samples(model, SAMPLES, None, 4)
-    regions = batch_regions(items, new_tokens=4, suffix=2, extra_regions=("shot 1",))
+    items = encode_samples(model, SAMPLES, None, CanvasLayout(4))
+    regions = batch_regions(items, CanvasLayout(4, (7, 8)), extra_regions=("shot 1",))
     width = max(len(item.ids) for item in items)
     member = {name: regions.member[..., number] for number, name in enumerate(regions.names)}  # [batch, token]
     assert not member["shot 1"].any()
@@ -114,7 +130,7 @@ def test_regions_of_a_batch_are_padded_on_the_left(model):
 
 @pytest.mark.parametrize("size", [None, 1, 2, 9])
 def test_batches_have_the_longest_prompts_first(model, size):
-    items = encode_samples(model, SAMPLES, None, 4)
+    items = encode_samples(model, SAMPLES, None, CanvasLayout(4))
     batches = make_batches(model, items, size)
     assert max(map(len, batches)) <= (size or 8)
     lengths = [len(item.ids) for batch in batches for item in batch]
@@ -123,7 +139,7 @@ def test_batches_have_the_longest_prompts_first(model, size):
 
 def test_prompts_of_different_length_do_not_share_a_batch_without_padding(model):
     unpadded = replace(model, spec=replace(model.spec, supports_padding=False))
-    for batch in make_batches(unpadded, encode_samples(model, SAMPLES, None, 4)):
+    for batch in make_batches(unpadded, encode_samples(model, SAMPLES, None, CanvasLayout(4))):
         assert len({len(item.ids) for item in batch}) == 1
     with pytest.raises(UserError, match="a batch must hold at least 1 sample, got 0"):
         make_batches(model, [], 0)

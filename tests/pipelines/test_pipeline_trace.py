@@ -451,7 +451,7 @@ def test_without_offsets_a_note_says_that_there_are_no_regions(models, tmp_path)
 
 def test_a_sample_that_does_not_fit_is_named(models, tmp_path):
     long = Sample("long", "why " * 200, ("x",))
-    with pytest.raises(UserError, match=r"sample 'long' has \d+ tokens, with 4 new ones .*shorten it by"):
+    with pytest.raises(UserError, match=r"sample 'long' has \d+ tokens, with 4 after it .*shorten it by"):
         plan_trace(models["llada"], [SAMPLES[0], long], tmp_path / "run", **SHORT)
     masked = Sample("masked", "a <|mdm_mask|>", ("x",))
     with pytest.raises(UserError, match="sample 'masked' contains the mask token"):

@@ -12,8 +12,7 @@ from torch.nn import functional
 from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 import floatscope as fs
-from floatscope.schema import MaskKind, MaskStructure
-from floatscope.schema import FIELDS, GROUPS, State, fields_at_level
+from floatscope.schema import FIELDS, GROUPS, MaskKind, MaskStructure, State, fields_at_level
 
 SHAPE = {
     "vocab_size": 50,

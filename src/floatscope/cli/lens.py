@@ -86,12 +86,13 @@ def _read_lens(
     import pandas as pd
 
     from floatscope.pipelines.batching import limit_threads, make_batches
+    from floatscope.pipelines.canvas_layout import plan_layout
     from floatscope.pipelines.lens import lens as read_lens
     from floatscope.pipelines.prompting import encode_samples
     from floatscope.sampling.settings import resolve_sampling
 
     new_tokens = resolve_sampling(model.spec.paradigm, **settings).new_tokens
-    items = encode_samples(model, samples, chat, new_tokens)
+    items = encode_samples(model, samples, chat, plan_layout(model, new_tokens))
     parts = []
     with limit_threads(model):
         for batch in make_batches(model, items):

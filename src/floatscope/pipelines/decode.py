@@ -30,6 +30,7 @@ from floatscope.interventions.intervention import Intervention, invalidates_cach
 from floatscope.interventions.notes import EditNote, EditWarning
 from floatscope.interventions.recipes import parse_edits
 from floatscope.models.model import Model
+from floatscope.pipelines.canvas_layout import CanvasLayout, plan_layout
 from floatscope.pipelines.prompting import (
     RawPrompt,
     check_prompts,
@@ -120,14 +121,14 @@ def decode(
     # 2. Prompts.
     _check_suffix(model, suffix, sampling)
     ids = encode_prompts(model, prompts, chat)
-    check_prompts(model, ids, sampling.new_tokens + len(suffix), infill)
+    layout = plan_layout(model, sampling.new_tokens, suffix)
+    check_prompts(model, ids, layout, infill)
     if target_ids is not None:
         check_target_ids(target_ids, len(ids), sampling.new_tokens)
     names = _name_samples(samples, len(ids))
     # 3. The canvas.
-    suffix = (*suffix, *(model.tokenizer.suffix if model.tokenizer is not None else ()))
     canvas = build_canvas(
-        ids, sampling.new_tokens, spec.mask_id, suffix=suffix, regions=regions, pad_id=spec.pad_id or 0
+        ids, layout.new_tokens, spec.mask_id, suffix=layout.suffix, regions=regions, pad_id=spec.pad_id or 0
     )
     # 4. Edits.
     parsed_edits = parse_edits(edits)
@@ -148,7 +149,7 @@ def decode(
         names,
         watch,
         {**record, **(meta or {})},
-        suffix_length=len(suffix) if spec.paradigm is Paradigm.MDM else 0,
+        layout=layout,
         infill=infill,
         edits=parsed_edits,
         target_ids=None if target_ids is None else torch.tensor(target_ids, device=model.device),
@@ -166,7 +167,7 @@ class Decoding:
         samples: the names of the prompts.
         meta: the metadata of the traces.
         initial_canvas: the canvas before the first step.
-        suffix_length: the number of positions after the new tokens.
+        layout: what stands after the prompt: new tokens and suffix.
         capture: what was captured in the latest step; None before the first one, and without `watch` or `edits`.
 
     Example:
@@ -185,13 +186,13 @@ class Decoding:
         watch: Watch | None,
         meta: Mapping[str, Any],
         *,
-        suffix_length: int,
+        layout: CanvasLayout,
         infill: bool,
         edits: tuple[Edit, ...],
         target_ids: Tensor | None,
     ) -> None:
         self.model, self.sampling, self.samples, self.meta = model, sampling, tuple(samples), dict(meta)
-        self.initial_canvas, self.suffix_length = canvas, suffix_length
+        self.initial_canvas, self.layout = canvas, layout
         self.capture: StepCapture | None = None
         self._eligible: dict[int, Tensor] = {}
         self._infill, self._is_watched = infill, watch is not None
@@ -202,7 +203,7 @@ class Decoding:
         self._is_finished = False
         self._failure: str | None = None
         self._run = _run_steps(
-            model, sampling, canvas, self.samples, suffix_length, self._watcher, self._intervention, target_ids
+            model, sampling, canvas, self.samples, layout, self._watcher, self._intervention, target_ids
         )
 
     def __iter__(self) -> Iterator[Step]:
@@ -240,8 +241,7 @@ class Decoding:
     @property
     def answer_start(self) -> int:
         """The position of the first new token, the same in every canvas of the batch."""
-        after_prompt = self.sampling.new_tokens + self.suffix_length if self.model.spec.paradigm is Paradigm.MDM else 0
-        return self.initial_canvas.tokens.shape[1] - after_prompt
+        return self.initial_canvas.tokens.shape[1] - self.layout.after_prompt
 
     @property
     def generated_ids(self) -> list[list[int]]:
@@ -359,7 +359,7 @@ def _run_steps(
     sampling: Sampling,
     canvas: CanvasState,
     samples: Sequence[str],
-    suffix_length: int,
+    layout: CanvasLayout,
     watcher: Watcher | None,
     intervention: Intervention | None,
     target_ids: Tensor | None,
@@ -400,7 +400,7 @@ def _run_steps(
                 shift=spec.shift,
                 end_ids=spec.stop_ids,
                 samples=samples,
-                suffix=suffix_length,
+                suffix=len(layout.suffix),
                 unguided=model.forward,
                 target_ids=target_ids,
             )

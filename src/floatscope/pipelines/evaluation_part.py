@@ -45,12 +45,10 @@ from floatscope.pipelines.prompting import (
     PromptConfig,
     PromptItem,
     batch_regions,
-    require_tokenizer,
     uses_chat_template,
 )
 from floatscope.sampling import Sampling
 from floatscope.sampling.settings import resolve_sampling
-from floatscope.schema import Paradigm
 from floatscope.traces import Run, create_run
 from floatscope.traces.run import check_run
 from floatscope.traces.run_record import FINISHED, write_record
@@ -195,13 +193,12 @@ class EvaluationPart(Part):
 
     def _decode_arguments(self, items: Sequence[PromptItem]) -> dict[str, Any]:
         """The arguments of `decode` for a batch, except its prompts."""
-        suffix = self.prompt_config.suffix_ids(self.model)
-        chat_suffix = 0 if self.model.spec.paradigm is Paradigm.ARM else len(require_tokenizer(self.model).suffix)
+        layout = self.prompt_config.plan_layout(self.model, self.sampling.new_tokens)
         extra_regions = {name for item in self.items for name in item.tokens} if self.edits else set()
         return {
             "samples": [item.sample.id for item in items],
-            "regions": batch_regions(items, self.sampling.new_tokens, len(suffix) + chat_suffix, sorted(extra_regions)),
-            "suffix": suffix,
+            "regions": batch_regions(items, layout, sorted(extra_regions)),
+            "suffix": self.prompt_config.suffix_ids(self.model),
             "edits": self.edits,
             **self.arguments,
         }

@@ -69,7 +69,7 @@ def _build_final_canvas(decoding: Decoding) -> CanvasState:
         for step in decoding.steps:
             is_committed[step.commits.sample, step.commits.position] = True
         states[(states == State.COMMITTED) & ~is_committed] = int(State.PAD)
-    elif decoding.sampling.stop and not decoding.suffix_length:
+    elif decoding.sampling.stop and not decoding.layout.suffix:
         ends = torch.tensor(decoding.model.spec.stop_ids, device=states.device)
         no_mask_before = after.masked.cumsum(-1) == 0
         is_end = torch.isin(after.tokens, ends) & (after.states == State.COMMITTED) & no_mask_before

@@ -4,7 +4,7 @@ encode_prompts(model, "What floats?")                       # token ids of raw p
 config = PromptConfig(load_template("default"), passages=5, shots=2)
 items, notes = build_items(model, samples, config, chat=None, new_tokens=8, seed=0)    # cut to the model's context
 items[0].ids, items[0].tokens["gold"]                       # token ids; positions of the gold passages in them
-batch_regions(items, new_tokens=8, suffix=0)                # the regions of the left-padded batch
+batch_regions(items, plan_layout(model, new_tokens=8))       # the regions of the left-padded batch
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from floatscope.canvas import Regions
 from floatscope.errors import UserError
 from floatscope.models.model import Model
 from floatscope.models.tokenizer import ModelTokenizer
+from floatscope.pipelines.canvas_layout import CanvasLayout, plan_layout
 from floatscope.schema import Paradigm
 from floatscope.tasks.fit import CountTokens, fit_sample
 from floatscope.tasks.regions import Prompt, find_region_tokens
@@ -78,6 +79,10 @@ class PromptConfig:
         filler = require_tokenizer(model).encode(self.filler, chat=False) if self.filler else []
         return [*([model.spec.mask_id or 0] * self.extra_masks), *filler]
 
+    def plan_layout(self, model: Model, new_tokens: int) -> CanvasLayout:
+        """The layout of the canvases that these settings give."""
+        return plan_layout(model, new_tokens, self.suffix_ids(model))
+
 
 # Samples
 
@@ -90,7 +95,8 @@ def build_items(
     A prompt that is too long loses whole shots and passages (`tasks.fit`). Shots are other samples, drawn by `seed`.
     Returns the items and notes about what was cut.
     """
-    shots, room = _draw_all_shots(samples, config.shots, seed), _prompt_room(model, config, new_tokens)
+    layout = config.plan_layout(model, new_tokens)
+    shots, room = _draw_all_shots(samples, config.shots, seed), _prompt_room(model, layout)
     count_tokens, shown, cut = _token_counter(model, config, chat), list(samples), 0
     if room is not None:
         for at, sample in enumerate(samples):
@@ -98,8 +104,7 @@ def build_items(
             shown[at], shots[sample.id] = fitted.sample, fitted.shots
             cut += fitted.dropped > 0
     notes = [f"{cut} of {len(samples)} prompts exceeded {room} tokens and lost passages or shots"] if cut else []
-    room_after = new_tokens + len(config.suffix_ids(model))
-    items = encode_samples(model, shown, chat, room_after, lambda sample: config.build_prompt(sample, shots[sample.id]))
+    items = encode_samples(model, shown, chat, layout, lambda sample: config.build_prompt(sample, shots[sample.id]))
     return items, notes
 
 
@@ -107,7 +112,8 @@ def find_too_long(
     model: Model, samples: Sequence[Sample], config: PromptConfig, chat: bool | None, new_tokens: int, seed: int
 ) -> set[str]:
     """Return the ids of the samples whose full prompt exceeds the model's context."""
-    shots, room = _draw_all_shots(samples, config.shots, seed), _prompt_room(model, config, new_tokens)
+    shots = _draw_all_shots(samples, config.shots, seed)
+    room = _prompt_room(model, config.plan_layout(model, new_tokens))
     count_tokens = _token_counter(model, config, chat)
     return set() if room is None else {s.id for s in samples if count_tokens(s, shots[s.id]) > room}
 
@@ -116,7 +122,7 @@ def encode_samples(
     model: Model,
     samples: Sequence[Sample | str],
     chat: bool | None,
-    new_tokens: int,
+    layout: CanvasLayout,
     build_prompt: Callable[[Sample], Prompt] | None = None,
 ) -> list[PromptItem]:
     """Encode samples, and texts as they are, without cutting any of them.
@@ -136,7 +142,7 @@ def encode_samples(
         if located.ids and located.ids[0] == model.spec.bos_id:
             tokens = {name: [i for i in positions if i] for name, positions in tokens.items()} | {"bos": [0]}
         items.append(PromptItem(sample, prompt, located.ids, tokens))
-        _check_item(model, items[-1], new_tokens)
+        _check_item(model, items[-1], layout)
     return items
 
 
@@ -153,10 +159,8 @@ def choose_passages(sample: Sample, passages: PassageChoice) -> Sample:
     return replace(sample, passages=tuple(sample.passages[i] for i in sorted([*gold, *others])))
 
 
-def batch_regions(
-    items: Sequence[PromptItem], new_tokens: int, suffix: int, extra_regions: Sequence[str] = ()
-) -> Regions:
-    """Return the regions of a left-padded batch with `new_tokens` answer tokens and `suffix` tokens after them.
+def batch_regions(items: Sequence[PromptItem], layout: CanvasLayout, extra_regions: Sequence[str] = ()) -> Regions:
+    """Return the regions of a left-padded batch.
 
     The region `answer` is the new tokens. `extra_regions` are names that must exist even if no item has them.
     """
@@ -166,10 +170,10 @@ def batch_regions(
         pad = width - len(item.ids)
         spans = {name: list[tuple[int, int]]() for name in extra_regions}
         spans |= {name: [(pad + i, pad + i + 1) for i in tokens] for name, tokens in item.tokens.items()}
-        if suffix:
-            spans.setdefault("template", []).append((width + new_tokens, width + new_tokens + suffix))
-        batch_spans.append({**spans, "answer": [(width, width + new_tokens)]})
-    return Regions.from_spans(batch_spans, width + new_tokens + suffix)
+        if layout.suffix:
+            spans.setdefault("template", []).append(layout.suffix_span(width))
+        batch_spans.append({**spans, "answer": [layout.answer_span(width)]})
+    return Regions.from_spans(batch_spans, layout.length(width))
 
 
 # Raw prompts
@@ -213,19 +217,18 @@ def require_tokenizer(model: Model) -> ModelTokenizer:
     return model.tokenizer
 
 
-def check_prompts(model: Model, prompts: Sequence[Sequence[int]], new_tokens: int, infill: bool) -> None:
+def check_prompts(model: Model, prompts: Sequence[Sequence[int]], layout: CanvasLayout, infill: bool) -> None:
     """Raise UserError if the model cannot decode a prompt: unknown tokens, too long, or unexpected masks."""
     spec, vocabulary = model.spec, model.vocab_size
-    suffix = len(model.tokenizer.suffix) if model.tokenizer is not None else 0
     for number, prompt in enumerate(prompts):
         for token in prompt:
             if not 0 <= token < vocabulary:
                 raise UserError(f"token {token} is not in {spec.name}'s vocabulary, 0 … {vocabulary - 1}")
-        length = len(prompt) + new_tokens + (suffix if spec.paradigm is Paradigm.MDM else 0)
+        length = layout.length(len(prompt))
         if spec.context is not None and length > spec.context:
             raise UserError(
-                f"prompt {number} has {len(prompt)} tokens, with {new_tokens} new ones {length}, and {spec.name} was"
-                f" trained for {spec.context}; shorten it by {length - spec.context}"
+                f"prompt {number} has {len(prompt)} tokens, with {layout.length(0)} after it {length}, and"
+                f" {spec.name} was trained for {spec.context}; shorten it by {length - spec.context}"
             )
         masks = sum(token == spec.mask_id for token in prompt)
         if masks and not infill:
@@ -233,7 +236,7 @@ def check_prompts(model: Model, prompts: Sequence[Sequence[int]], new_tokens: in
                 f"prompt {number} contains the mask token ({spec.mask_id}) {masks} times; give infill=True (--infill)"
                 " to fill these positions, or remove them"
             )
-        if not masks and not new_tokens:
+        if not masks and not layout.new_tokens:
             raise UserError(f"prompt {number} has no mask to fill and new_tokens is 0; give new_tokens")
         if infill and spec.paradigm is Paradigm.ARM:
             raise UserError(f"{spec.name} is autoregressive: it only appends, and cannot fill masks inside a prompt")
@@ -274,20 +277,17 @@ def check_target_ids(target_ids: Sequence[Sequence[int]], prompts: int, new_toke
             raise UserError(f"target_ids[{number}] has {len(row)} tokens and new_tokens is {new_tokens}; give as many")
 
 
-def _check_item(model: Model, item: PromptItem, new_tokens: int) -> None:
+def _check_item(model: Model, item: PromptItem, layout: CanvasLayout) -> None:
     """Check one item; the error names the sample instead of the prompt's number."""
     try:
-        check_prompts(model, [item.ids], new_tokens, infill=False)
+        check_prompts(model, [item.ids], layout, infill=False)
     except UserError as error:
         raise UserError(str(error).replace("prompt 0", f"sample '{item.sample.id}'", 1)) from error
 
 
-def _prompt_room(model: Model, config: PromptConfig, new_tokens: int) -> int | None:
+def _prompt_room(model: Model, layout: CanvasLayout) -> int | None:
     """How many tokens a prompt may have; None if the model's context is unknown."""
-    if model.spec.context is None:
-        return None
-    suffix = require_tokenizer(model).suffix if model.spec.paradigm is Paradigm.MDM else ()
-    return model.spec.context - new_tokens - len(config.suffix_ids(model)) - len(suffix)
+    return None if model.spec.context is None else model.spec.context - layout.length(0)
 
 
 def _token_counter(model: Model, config: PromptConfig, chat: bool | None) -> CountTokens:

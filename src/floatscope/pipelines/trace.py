@@ -34,12 +34,12 @@ from floatscope.files.sizes import format_size
 from floatscope.models.model import Model
 from floatscope.models.untrained import untrained
 from floatscope.pipelines.batching import limit_threads, make_batches
+from floatscope.pipelines.canvas_layout import CanvasLayout, plan_layout
 from floatscope.pipelines.decode import decode
 from floatscope.pipelines.job import Batch, Event, Job, Part, run_job
 from floatscope.pipelines.prompting import PromptItem, batch_regions, encode_samples, uses_chat_template
 from floatscope.sampling import Sampling
 from floatscope.sampling.settings import resolve_sampling
-from floatscope.schema import Paradigm
 from floatscope.tasks.regions import Prompt
 from floatscope.tasks.sample import Sample
 from floatscope.tasks.scores import acc
@@ -134,11 +134,13 @@ def plan_trace(
     if "sampling" not in given:
         given.setdefault("stop", False)
     sampling = resolve_sampling(model.spec.paradigm, preset, **given)
+    layout = plan_layout(model, sampling.new_tokens)
     listed = [samples] if isinstance(samples, str) else samples
     part = TracePart(
         model=model,
         path=Path(out),
-        items=encode_samples(model, listed, chat, sampling.new_tokens, build_prompt or load_template("default").prompt),
+        items=encode_samples(model, listed, chat, layout, build_prompt or load_template("default").prompt),
+        layout=layout,
         watch=watch or Watch(),
         sampling=sampling,
         chat=uses_chat_template(model, chat),
@@ -161,6 +163,7 @@ class TracePart(Part):
     model: Model  # the trained one
     path: Path
     items: list[PromptItem]
+    layout: CanvasLayout
     watch: Watch
     sampling: Sampling
     chat: bool  # prompts go through the chat template
@@ -260,16 +263,13 @@ class TracePart(Part):
             run.remove(sample)
 
     def _decode(self, model: Model, items: Sequence[PromptItem]) -> list[Trace]:
-        suffix = 0
-        if model.spec.paradigm is Paradigm.MDM and model.tokenizer is not None:
-            suffix = len(model.tokenizer.suffix)
         with limit_threads(model):
             decoding = decode(
                 model,
                 [item.ids for item in items],
                 watch=self.watch,
                 samples=[item.sample.id for item in items],
-                regions=batch_regions(items, self.sampling.new_tokens, suffix),
+                regions=batch_regions(items, self.layout),
                 meta={"chat": self.chat},
                 **self.arguments,
             )
@@ -293,9 +293,8 @@ class TraceJob(Job):
         layers, heads = (getattr(config, f"num_{kind}", None) for kind in ("hidden_layers", "attention_heads"))
         if not isinstance(layers, int) or not isinstance(heads, int):
             return None
-        new, is_arm = part.sampling.new_tokens, part.model.spec.paradigm is Paradigm.ARM
+        new, layout = part.sampling.new_tokens, part.layout
         prompt = round(np.mean([len(item.ids) for item in part.items]))
-        suffix = 0 if is_arm or part.model.tokenizer is None else len(part.model.tokenizer.suffix)
         return forecast(
             level=None if part.watch.fields is not None else part.watch.level,
             fields=part.watch.fields,
@@ -303,11 +302,11 @@ class TraceJob(Job):
             steps=part.sampling.steps or new,
             layers=layers,
             heads=heads,
-            keys=prompt + new - 1 if is_arm else prompt + new + suffix,
+            keys=layout.longest_forward(prompt),
             regions=round(np.mean([len(item.tokens) + 1 for item in part.items])),
             commits=new,
-            queries=prompt if is_arm else None,
-            positions=prompt + new if is_arm else None,
+            queries=prompt if layout.grows else None,
+            positions=layout.length(prompt) if layout.grows else None,
             influence=part.watch.influence,
         )
 
