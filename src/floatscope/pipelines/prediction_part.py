@@ -70,7 +70,10 @@ class PredictionPart(Part):
             assert run.plan is not None
             lines = _resume_predictions(run)
             missing = run.plan[_count_batches(run.plan, len(lines)) :]
-            logger.info("%s: %d of %d batches to do", self.name, len(missing), len(run.plan))
+            size = max(map(len, run.plan))
+            logger.info(
+                "%s: %d of %d batches to do, up to %d samples each", self.name, len(missing), len(run.plan), size
+            )
             scores = [line["acc"] for line in lines if "acc" in line]
             for ids, (new_lines, notes) in zip(missing, self.predict(missing), strict=True):
                 _append(self.path / PREDICTIONS_FILE, new_lines)

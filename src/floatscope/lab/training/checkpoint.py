@@ -11,6 +11,7 @@ gets its name when it is complete; then the one before it is removed.
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ from floatscope.lab.training.progress import Progress, Recipe
 
 MAX_SHARD_BYTES = 15 * 1000**2
 PROGRESS = "progress.json"
+
+logger = logging.getLogger(__name__)
 
 
 class CheckpointRecord(Record):
@@ -66,6 +69,7 @@ def save_checkpoint(training: Training, progress: Progress) -> Path:
                 save_file(shard, part / file)
             identity = {"kind": training.kind, "recipe": training.recipe.as_json, "corpus": training.corpus_digest}
             (part / PROGRESS).write_text(json.dumps({**identity, **progress.as_json}))
+        logger.info("saved %s", checkpoint)
     for other in training.folder.glob("step-*"):  # older checkpoints, and parts that a kill left behind
         if other != checkpoint:
             shutil.rmtree(other)
@@ -103,6 +107,7 @@ def restore_checkpoint(training: Training) -> Progress | None:
     with torch.no_grad():
         for name, tensor in state.items():
             tensor.copy_(stored[name].reshape(tensor.shape))
+    logger.info("resumed from %s", latest)
     return progress
 
 
