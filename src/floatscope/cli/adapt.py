@@ -74,7 +74,7 @@ def adapt(
     output.line("opening", model)
 
     from floatscope.lab.adapt.corpus import TrainingFiles
-    from floatscope.lab.adapt.segments import count_saved_steps, remaining_work, train_segment
+    from floatscope.lab.adapt.segments import describe_saved, remaining_work, train_segment
 
     files = TrainingFiles(text, data, held_out_text, held_out_data)
     events = train_segment(
@@ -89,7 +89,7 @@ def adapt(
         command=shlex.join(["floatscope", *sys.argv[1:]]),
         licence=licence,
     )
-    with explain_interrupt(lambda: f"{count_saved_steps(out)} of {train_steps} steps are saved"):
+    with explain_interrupt(lambda: describe_saved(out, recipe)):
         _show_progress(output, events, 2 * batch_tokens)
     if remaining := remaining_work(out):
         still = ", ".join(remaining)

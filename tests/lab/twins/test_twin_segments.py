@@ -314,6 +314,18 @@ def test_command_resumes_and_says_what_remains(complete_training, tmp_path, few,
     assert f"finished: the twins, their scores and their cards are in {folder / 'models'}" in result.output
 
 
+def test_interrupt_says_how_many_steps_are_saved(tmp_path, monkeypatch):
+    def interrupted(*_, **__):
+        (tmp_path / "arm" / "step-000120").mkdir(parents=True)
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(segments, "train_segment", interrupted)
+    result = run_command("--out", str(tmp_path), "--tiny")
+    sentence = "interrupted; 120 of 200 steps of arm are saved; run the same command to resume"
+    assert (result.exit_code, result.stderr) == (130, f"floatscope: {sentence}\n")
+
+
 def test_command_and_licence_are_passed_to_the_cards(tmp_path, monkeypatch):
     passed = {}
     monkeypatch.setattr(segments, "train_segment", lambda *_, **options: passed.update(options) or iter(()))

@@ -30,7 +30,7 @@ from floatscope.lab.adapt.recipe import Recipe, check_mask_unused, choose_mask, 
 from floatscope.lab.adapt.record import AdapterTraining
 from floatscope.lab.adapt.scores import ADAPTER, SCORES, plan_scores, write_scores
 from floatscope.lab.adapt.train import build_optimizer, train_steps
-from floatscope.lab.training.checkpoint import Training, check_same_training, find_checkpoints
+from floatscope.lab.training.checkpoint import Training, check_same_training, count_saved_steps
 from floatscope.lab.training.prefetch import prefetch
 from floatscope.lab.training.progress import Progress, ProgressEvent
 from floatscope.lab.training.record import read_training, run_record, write_training
@@ -134,10 +134,9 @@ def remaining_work(folder: Path) -> list[str]:
     return ["its scores"] if is_adapter(adapter_folder) else ["the adapter"]
 
 
-def count_saved_steps(folder: Path) -> int:
-    """Return the step of the last checkpoint; 0 without one."""
-    checkpoints = find_checkpoints(folder / CHECKPOINTS)
-    return int(checkpoints[-1].name.removeprefix("step-")) if checkpoints else 0
+def describe_saved(folder: Path, recipe: Recipe) -> str:
+    """Return how much of the training is saved, in words."""
+    return f"{count_saved_steps(folder / CHECKPOINTS)} of {recipe.steps} steps are saved"
 
 
 def _train(segment: Segment, base: str, model: Model, recipe: Recipe, corpus: Corpus) -> Iterator[ProgressEvent]:

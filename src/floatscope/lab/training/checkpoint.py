@@ -81,6 +81,12 @@ def find_checkpoints(folder: Path) -> list[Path]:
     return sorted(p for p in folder.glob("step-*") if p.is_dir() and p.suffix != PART_SUFFIX)
 
 
+def count_saved_steps(folder: Path) -> int:
+    """Return the step of the latest checkpoint in a folder; 0 without one."""
+    checkpoints = find_checkpoints(folder)
+    return int(checkpoints[-1].name.removeprefix("step-")) if checkpoints else 0
+
+
 def restore_checkpoint(training: Training) -> Progress | None:
     """Load the latest checkpoint into the module and the optimizer; return its progress, None without a checkpoint."""
     checkpoints = find_checkpoints(training.folder)

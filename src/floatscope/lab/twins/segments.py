@@ -20,7 +20,7 @@ from torch import nn
 from floatscope.errors import UserError
 from floatscope.files.atomic import explain_write_errors, write_folder_atomic
 from floatscope.files.digests import sha256_file, sha256_json
-from floatscope.lab.training.checkpoint import Training, check_same_training
+from floatscope.lab.training.checkpoint import Training, check_same_training, count_saved_steps
 from floatscope.lab.training.progress import Progress, ProgressEvent
 from floatscope.lab.training.record import read_training, run_record, write_training
 from floatscope.lab.training.segments import CORPUS, Segment, refuse_old_folder, run_segment
@@ -86,6 +86,13 @@ def remaining_work(folder: Path) -> list[str]:
     unscored = [k for k in KINDS if k in untrained or missing_files(read_scores(folder / "models" / k))]
     unmeasured = [k for k in KINDS if k in untrained or read_attention(folder / "models" / k) is None]
     return [*untrained, *(f"scores of {kind}" for kind in unscored), *(f"attention of {kind}" for kind in unmeasured)]
+
+
+def describe_saved(folder: Path, recipes: Mapping[str, Recipe]) -> str:
+    """Return how much of the training is saved, in words."""
+    for kind in _untrained_kinds(folder):
+        return f"{count_saved_steps(folder / kind)} of {recipes[kind].steps} steps of {kind} are saved"
+    return "all twins are trained, and what is scored is saved"
 
 
 def _untrained_kinds(folder: Path) -> list[str]:
