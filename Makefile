@@ -1,5 +1,6 @@
 # make demo    three trained twins and their controls answer questions, watched; the report is demo/report.html
 # make test    lint, types and tests; the page tests need Debian's chromium and are skipped without it
+# make test-versions    the tests of models, capture, sampling and pipelines on the oldest and the newest tested transformers
 # make bench   the benchmarks behind docs/benchmarks.md
 # make claims  test the published claims on the twins again and write docs/claims.md
 # Each sets up .venv on a machine that has Python 3.11 and pip.
@@ -9,13 +10,26 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test lint bench claims clean
+.PHONY: demo test test-versions lint bench claims clean
 
 demo: $(READY)
 	$(BIN)/floatscope demo --out demo
 
 test: $(READY) lint
 	$(BIN)/pytest -n 2 --dist loadfile
+
+VERSIONS := 5.17.0 5.23.0
+
+test-versions: $(VERSIONS:%=.venv-%/.ready)
+	for v in $(VERSIONS); do \
+	  .venv-$$v/bin/pytest -n 2 --dist loadfile tests/models tests/capture tests/sampling tests/pipelines || exit 1; done
+
+.venv-%/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-$*
+	grep -vE '^(transformers|huggingface_hub)==' constraints.txt > .venv-$*/constraints.txt
+	.venv-$*/bin/pip install --quiet --disable-pip-version-check --constraint .venv-$*/constraints.txt \
+	  transformers==$* --editable ".[dev]"
+	touch $@
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Literal
 
@@ -18,20 +19,58 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend
 
-TESTED = {"torch": ("2.13", "2.13"), "transformers": ("5.17", "5.22")}
-"""The oldest and the newest release of each library that the tests of `capture` ran on."""
+TESTED = {"torch": ("2.13", "2.13"), "transformers": ("5.17", "5.23")}
+"""The oldest and the newest release of each library that the tests of `models`, `capture` and `sampling` ran on."""
+PRIVATE_APIS = {
+    "torch": (
+        "torch._fused_sdp_choice",
+        "aten._scaled_dot_product_flash_attention_for_cpu",
+        "aten._scaled_dot_product_flash_attention",
+        "aten._scaled_dot_product_efficient_attention",
+        "aten._scaled_dot_product_cudnn_attention",
+        "_native_multi_head_attention",
+        "_transformer_encoder_layer_fwd",
+        "TransformGetItemToIndex",
+    ),
+    "transformers": (
+        "_supports_attention_backend",
+        "_attn_implementation_internal",
+        "bidirectional_mask_function",
+        "causal_mask_function",
+    ),
+}
+"""What this module uses of each library."""
+
+
+@dataclass(frozen=True)
+class LibraryUse:
+    """A library whose private APIs are used: its installed release, and the releases that were tested."""
+
+    library: str
+    installed: str
+    oldest: str
+    newest: str
+    private_apis: tuple[str, ...]
+
+    @property
+    def problem(self) -> str | None:
+        """A sentence if the installed release is outside the tested range."""
+        release = ".".join(self.installed.split(".")[:2])
+        if _numbers(release) < _numbers(self.oldest):
+            return f"{self.library} {release} is older than {self.oldest}, the oldest tested"
+        if _numbers(release) > _numbers(self.newest):
+            return f"{self.library} {release} is newer than {self.newest}, the newest tested"
+        return None
+
+
+def list_libraries() -> list[LibraryUse]:
+    """Return the libraries whose private APIs are used."""
+    return [LibraryUse(name, version(name), *TESTED[name], apis) for name, apis in PRIVATE_APIS.items()]
 
 
 def describe_untested() -> list[str]:
     """Return a sentence for each library whose installed release is outside the tested range."""
-    sentences = []
-    for library, (oldest, newest) in TESTED.items():
-        release = ".".join(version(library).split(".")[:2])
-        if _numbers(release) < _numbers(oldest):
-            sentences.append(f"{library} {release} is older than {oldest}, the oldest tested")
-        elif _numbers(release) > _numbers(newest):
-            sentences.append(f"{library} {release} is newer than {newest}, the newest tested")
-    return sentences
+    return [library.problem for library in list_libraries() if library.problem is not None]
 
 
 def _numbers(release: str) -> tuple[int, ...]:
@@ -103,17 +142,17 @@ def index_by_scalars() -> AbstractContextManager[Any]:
 
 
 def uses_attention_interface(module: nn.Module) -> bool:
-    """`_supports_attention_backend`: whether a model calls the AttentionInterface (transformers 5.17 to 5.22)."""
+    """`_supports_attention_backend`: whether a model calls the AttentionInterface (transformers 5.17 to 5.23)."""
     return bool(getattr(module, "_supports_attention_backend", False)) and hasattr(module, "set_attn_implementation")
 
 
 def has_attention_name(config: Any) -> bool:
-    """Whether a config has an attention implementation of its own (transformers 5.17 to 5.22)."""
+    """Whether a config has an attention implementation of its own (transformers 5.17 to 5.23)."""
     return hasattr(config, "_attn_implementation_internal")
 
 
 def attention_name(config: Any) -> Any:
-    """`_attn_implementation_internal`: the attention implementation of a config (transformers 5.17 to 5.22)."""
+    """`_attn_implementation_internal`: the attention implementation of a config (transformers 5.17 to 5.23)."""
     return config._attn_implementation_internal
 
 
@@ -123,7 +162,7 @@ def set_attention_name(config: Any, name: Any) -> None:
 
 
 def mask_kind(mask_function: Callable[..., Any] | None) -> Literal["causal", "full"] | None:
-    """Which function of `transformers.masking_utils` this is; None: another rule (transformers 5.17 to 5.22)."""
+    """Which function of `transformers.masking_utils` this is; None: another rule (transformers 5.17 to 5.23)."""
     from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
 
     if mask_function is causal_mask_function:

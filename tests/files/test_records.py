@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from floatscope.errors import UserError
-from floatscope.files.records import Record, parse_record, read_record, with_digest, write_record
+from floatscope.files.records import Record, parse_record, read_record, read_typed, with_digest, write_record
 
 
 class Kind(Record):
@@ -47,7 +47,8 @@ def test_every_bit_of_a_record_is_covered(tmp_path):
         ('{"name": "a"}', "missing required field 'counts'"),
         ('{"name": null, "counts": []}', "Expected 'str', got 'null' - in 'name'"),
         ('{"name": "a", "counts": [1, "2"]}', "Expected 'int', got 'str' - in 'counts[1]'"),
-        ('{"name": "a", "counts": [], "other": 1}', "unknown field 'other'"),
+        ('{"name": "a", "counts": [], "other": 1}', "; allowed: name, counts, note"),
+        ('{"name": "a", "counts": [], "nots": 1}', "unknown field 'nots' (did you mean 'note'?)"),
         ('{"name": "a", "counts": [], "digest": "0"}', "its contents do not match its digest"),
     ],
 )
@@ -57,6 +58,18 @@ def test_damage_is_named(tmp_path, text, reason):
         read_record(tmp_path / "r.json", Kind, "write it again")
     assert reason in str(error.value)
     assert str(error.value).endswith("; write it again")
+
+
+def test_a_file_without_a_digest_is_read_as_a_value(tmp_path):
+    (tmp_path / "r.json").write_text(json.dumps(CONTENT))
+    assert read_typed(tmp_path / "r.json", Kind) == Kind(**CONTENT)
+    for content, reason in ({"counts": 3}, "Expected 'array', got 'int' - in 'counts'"), ([], "holds no JSON object"):
+        (tmp_path / "r.json").write_text(json.dumps(content and CONTENT | content))
+        with pytest.raises(UserError) as error:
+            read_typed(tmp_path / "r.json", Kind, "write it again")
+        assert str(error.value).startswith(f"{tmp_path / 'r.json'} is damaged (")
+        assert reason in str(error.value)
+        assert str(error.value).endswith("); write it again")
 
 
 def test_random_damage_never_escapes(tmp_path):

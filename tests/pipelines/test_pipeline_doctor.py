@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 
 import pytest
 import torch
+from rich.console import Console
 
 from floatscope.capture import attention, verify
 from floatscope.capture.visibility import Visibility
+from floatscope.cli.doctor import _print_report
 from floatscope.pipelines import doctor
 from floatscope.pipelines.doctor import Case, Report
 
@@ -60,6 +63,18 @@ def test_a_backend_use_says_what_distinguishes_its_cases():
         ("none or left padding", 4, "triton"),
         ("holes padding", 2, "blocked"),
     ]
+
+
+def test_private_apis_are_listed_with_the_tested_releases(report):
+    record = report.as_json()["libraries"]
+    assert [row["library"] for row in record] == ["torch", "transformers"]
+    assert all(row["problem"] is None and row["private_apis"] for row in record)
+    untested = [replace(use, installed="99.0.1") for use in report.libraries]
+    console = Console(width=200, record=True, file=io.StringIO())
+    _print_report(console, replace(report, libraries=untested))
+    text = console.export_text()
+    assert "untested: torch 99.0 is newer than" in text
+    assert "torch._fused_sdp_choice" in text
 
 
 def test_facts_name_the_kernel_torch_chooses(report):

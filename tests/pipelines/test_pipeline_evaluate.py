@@ -184,15 +184,15 @@ def test_abstaining_is_correct_where_there_is_no_answer(mdm, tmp_path):
 KILLED = """
 import sys, time
 import floatscope as fs
-from floatscope.pipelines import evaluate, evaluation_part
+from floatscope.pipelines import evaluate, prediction_part
 from floatscope.tasks.sample_files import read_shipped
-append = evaluation_part._append
+append = prediction_part._append
 def slow(file, lines):
     append(file, lines)
     with file.open("ab") as half: half.write(b'{"id": "half')  # what a kill in the middle of a write leaves
     print("written", flush=True)
     time.sleep(60)
-evaluation_part._append = slow
+prediction_part._append = slow
 samples = read_shipped("reading-5")[:7]
 evaluate.evaluate(fs.load("twin:mdm", device="cpu"), samples, sys.argv[1], new_tokens=6, batch_size=3)
 """

@@ -13,7 +13,8 @@ from floatscope.analysis.retrieval_heads import head_map, retrieval
 from floatscope.analysis.studies import STUDIES, is_dormant
 from floatscope.analysis.trace_view import trace_views
 from floatscope.interventions.recipes import parse_edits
-from floatscope.pipelines.studies import HEAD_TRACES, StudyInput, plan_study, rank_heads
+from floatscope.pipelines.job import BatchDone, Started, run_job
+from floatscope.pipelines.studies import HEAD_TRACES, StudyInput, plan_study, rank_heads, study_jobs
 from floatscope.tasks.sample_files import read_shipped
 from floatscope.traces import open_run
 
@@ -148,6 +149,20 @@ def test_heads_are_found_and_tested_on_different_samples_with_controls_of_their_
     assert (
         plan_study("heads", study_input(model, samples, tmp_path), counts=(2, 5, 64), draws=2) == plan
     )  # the traces are not made again
+
+
+def test_the_traces_of_heads_are_a_job_that_resumes(mdm, tmp_path):
+    given = study_input(mdm, read_shipped("reading-5")[:10], tmp_path, batch_size=4)
+    with pytest.raises(fs.UserError, match="unknown score 'mas'"):
+        next(study_jobs("heads", given, score="mas"))
+    jobs = study_jobs("heads", given, counts=2, draws=1)
+    traces = next(jobs)
+    next(event for event in traces if isinstance(event, BatchDone))
+    assert (traces.done, traces.total) == (4, 8)
+    assert next(iter(traces)) == Started(4, 8)
+    run_job(traces)
+    (study,) = jobs
+    assert [part.name for part in study.parts] == ["baseline", "heads-2", "heads-2-random-0"]
 
 
 def test_equal_heads_are_ranked_by_their_mass_on_the_evidence(mdm, tmp_path):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from floatscope.errors import UserError
 from floatscope.tasks.regions import find_region_tokens
 from floatscope.tasks.sample import Passage, Sample
-from floatscope.tasks.template import DEFAULTS, PLACEMENTS, TEMPLATES, Template, load_template, place_question
+from floatscope.tasks.template import PLACEMENTS, TEMPLATES, Pieces, Template, load_template, place_question
 
 MIRA = Passage("Mira", "Mira lives in Velmora.", True, ((14, 21),))
 JON = Passage("Jon", "Jon keeps a {cow}.")
@@ -228,7 +228,7 @@ def test_a_file_is_a_template_too(tmp_path):
     mine = load_template(tmp_path / "mine.toml")
     assert mine == load_template(str(tmp_path / "mine.toml"))
     assert mine.name == "mine.toml"
-    assert mine.pieces == {**DEFAULTS, "prompt": "{passages}\nQ: {question}\nA:"}
+    assert Pieces(**mine.pieces) == Pieces(prompt="{passages}\nQ: {question}\nA:")
     assert mine.prompt(ALONE).text == "\nQ: Who?\nA:"
 
 
@@ -242,10 +242,10 @@ def test_the_digest_depends_on_the_pieces_and_not_the_name(tmp_path):
 
 
 BAD = {
-    "keys": ('promt = "{question}"', "unknown key 'promt' (did you mean 'prompt'?); allowed: prompt, passage, shot, "),
-    "no prompt": ('shot = "{question}{answer}"', 'the key "prompt" is missing'),
-    "number": ("prompt = 3", '"prompt" must be a text, not int; allowed keys: prompt, passage, '),
-    "table": ('[prompt]\ntext = "{question}"', '"prompt" must be a text, not dict'),
+    "keys": ('promt = "{question}"', "unknown field 'promt' (did you mean 'prompt'?); allowed: prompt, passage, "),
+    "no prompt": ('shot = "{question}{answer}"', "missing required field 'prompt'; a template is texts, and its"),
+    "number": ("prompt = 3", "Expected 'str', got 'int' - in 'prompt'; a template is texts"),
+    "table": ('[prompt]\ntext = "{question}"', "Expected 'str', got 'object' - in 'prompt'"),
     "no question": ('prompt = "Say something"', '"prompt" lacks {question}'),
     "no text": ('prompt = "{question}"\npassage = "{title}"', '"passage" lacks {text}'),
     "no answer": ('prompt = "{question}"\nshot = "{question}"', '"shot" lacks {answer}'),

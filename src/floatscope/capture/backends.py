@@ -10,6 +10,9 @@ of A · carry (values carried from layer to layer: attention rollout).
 
 from __future__ import annotations
 
+import logging
+from functools import cache
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -22,6 +25,8 @@ from floatscope.errors import UserError, unknown_choice
 BACKENDS = ("auto", "triton", "blocked", "dense")
 NO_LSE = "the model's kernel does not return its log-sum-exp"
 
+logger = logging.getLogger(__name__)
+
 
 def select_backend(call: AttentionCall, has_lse: bool = True, backend: str = "auto") -> str:
     """Return the backend that runs this call: `triton` on CUDA where its kernel supports the call, else `blocked`.
@@ -33,12 +38,28 @@ def select_backend(call: AttentionCall, has_lse: bool = True, backend: str = "au
         raise unknown_choice("backend", backend, BACKENDS)
     if backend in ("blocked", "dense"):
         return backend
-    reason = (
-        received_kernel.unsupported_reason(call) if has_lse else "the model's kernel does not return its log-sum-exp"
-    )
+    reason = unsupported_reason(call, has_lse)
     if backend == "triton" and reason:
         raise UserError(f"the triton backend does not support this call: {reason}; use backend='auto'")
     return "blocked" if reason else "triton"
+
+
+def unsupported_reason(call: AttentionCall, has_lse: bool) -> str | None:
+    """Why the triton kernel does not run this call; None: it does."""
+    return received_kernel.unsupported_reason(call) if has_lse else NO_LSE
+
+
+def log_backend(call: AttentionCall, has_lse: bool, backend: str) -> None:
+    """Log the backend of a call, and why it is not triton; each pair of the two once."""
+    if not logger.isEnabledFor(logging.INFO):
+        return
+    reason = "as chosen" if backend != "auto" else unsupported_reason(call, has_lse) or "its kernel supports the call"
+    _log_once(select_backend(call, has_lse, backend), reason)
+
+
+@cache
+def _log_once(backend: str, reason: str) -> None:
+    logger.info("attention is reduced by the %s backend (%s)", backend, reason)
 
 
 def reduce_attention(

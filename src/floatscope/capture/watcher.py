@@ -28,7 +28,7 @@ from torch import Tensor
 from floatscope.canvas import CanvasState, Commits, Reductions, StepCapture
 from floatscope.capture import blocked, key_stats_kernel
 from floatscope.capture.attention import AttentionCall, full_precision
-from floatscope.capture.backends import BACKENDS, reduce_attention
+from floatscope.capture.backends import BACKENDS, log_backend, reduce_attention
 from floatscope.capture.edited_attention import attend_with_edits
 from floatscope.capture.key_stats import KeyStats, compute_key_stats
 from floatscope.capture.plan import Baseline, Plan, build_plan, can_share_plan
@@ -231,6 +231,8 @@ class Watcher:
         plan_index = self._find_plan(visibility, canvas, call.query.device)
         plan = self._plans[plan_index]
         carry = self._carry_into(index, plan)
+        if index == canvas.step == 0:
+            log_backend(call, lse is not None, self.watch.backend)
         result = reduce_attention(call, lse, plan.spec, carry, self.watch.backend)
         if self.watch.verify:
             check_call(call, output, plan.spec, carry, result, layer.name, canvas.step)

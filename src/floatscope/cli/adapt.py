@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from floatscope.cli import options as o
-from floatscope.cli.console import make_console, print_line
+from floatscope.cli.console import explain_interrupt, show_status
+from floatscope.cli.output import Output, Show, format_clock
+
+if TYPE_CHECKING:
+    from floatscope.lab.training.progress import ProgressEvent
+    from floatscope.pipelines.job import Job
 
 
 def adapt(
@@ -52,8 +58,6 @@ def adapt(
     The causal mask is removed and the shift of the logits kept. The model learns to fill masks in text, and to answer
     questions from passages. The result is a small adapter: OUT/adapter, opened as MODEL+OUT/adapter.
     """
-    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-
     from floatscope.lab.adapt.recipe import Recipe
 
     o.check_model(model)
@@ -66,39 +70,50 @@ def adapt(
         control=autoregressive,
         seed=seed,
     )
-    console = make_console()
-    print_line(console, "opening", model)
+    output = Output(as_json=False)
+    output.line("opening", model)
 
     from floatscope.lab.adapt.corpus import TrainingFiles
-    from floatscope.lab.adapt.segments import remaining_work, train_segment
+    from floatscope.lab.adapt.segments import describe_saved, remaining_work, train_segment
 
     files = TrainingFiles(text, data, held_out_text, held_out_data)
-    columns = TextColumn("[bold]{task.description:<9}[/]"), BarColumn(), TextColumn("{task.fields[text]}")
-    command = shlex.join(["floatscope", *sys.argv[1:]])
-    with ExitStack() as stack:
-        status = stack.enter_context(console.status("preparing the corpus"))
-        bars = Progress(*columns, TimeRemainingColumn(), console=console)
-        task: TaskID | None = None
-        for event in train_segment(
-            model,
-            out,
-            files,
-            recipe,
-            minutes,
-            mask=mask_token,
-            device=device,
-            workers=workers,
-            command=command,
-            licence=licence,
-        ):
-            rate = f"{event.tokens_per_second:,.0f} tokens/s"
-            losses = f"text {event.text_loss:.3f}  answers {event.answer_loss:.3f}  " if event.text_loss > 0 else ""
-            if task is None:
-                status.stop()
-                stack.enter_context(bars)
-                task = bars.add_task("adapt", total=event.steps, text="")
-            bars.update(task, completed=event.step, text=losses + rate)
+    events = train_segment(
+        model,
+        out,
+        files,
+        recipe,
+        minutes,
+        mask=mask_token,
+        device=device,
+        workers=workers,
+        command=shlex.join(["floatscope", *sys.argv[1:]]),
+        licence=licence,
+    )
+    with explain_interrupt(lambda: describe_saved(out, recipe)):
+        _show_progress(output, events, 2 * batch_tokens)
     if remaining := remaining_work(out):
-        console.print(f"this segment is over; still to do: {', '.join(remaining)}; run the same command to resume")
+        still = ", ".join(remaining)
+        output.console.print(f"this segment is over; still to do: {still}; run the same command to resume")
     else:
-        console.print(f"finished: {out / 'adapter'} and its model card; open it as {model}+{out / 'adapter'}")
+        output.console.print(f"finished: {out / 'adapter'} and its model card; open it as {model}+{out / 'adapter'}")
+
+
+def _show_progress(output: Output, events: Iterator[ProgressEvent | Job], tokens_per_step: int) -> None:
+    """Show the steps of the training, and run the job of the scores."""
+    from floatscope.pipelines.job import Job
+
+    show: Show | None = None
+    with ExitStack() as display:
+        display.enter_context(show_status("preparing the corpus"))
+        for event in events:
+            if isinstance(event, Job):
+                display.close()
+                if event.parts:
+                    output.run("scoring", event)
+                continue
+            if show is None:
+                display.close()
+                show = display.enter_context(output.progress("training", event.steps))
+            losses = f"text {event.text_loss:.3f}  answers {event.answer_loss:.3f}  " if event.text_loss > 0 else ""
+            left = format_clock((event.steps - event.step) * tokens_per_step / event.tokens_per_second)
+            show(event.step, f"{losses}{event.tokens_per_second:,.0f} tokens/s, {left} left")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
@@ -59,6 +60,20 @@ def show_status(text: str) -> AbstractContextManager[object]:
 
     console = Console(stderr=True)
     return console.status(text) if console.is_terminal else nullcontext()
+
+
+def show_log(verbosity: int) -> Callable[[], None]:
+    """Show the log of floatscope on stderr, from INFO on, or with 2 from DEBUG on; return what undoes it."""
+    logger, handler = logging.getLogger("floatscope"), logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s", "%H:%M:%S"))
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO if verbosity == 1 else logging.DEBUG)
+
+    def hide() -> None:
+        logger.removeHandler(handler)
+        logger.setLevel(logging.NOTSET)
+
+    return hide
 
 
 @contextmanager

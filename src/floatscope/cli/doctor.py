@@ -75,8 +75,15 @@ def _print_report(console: Console, report: Report) -> None:
         result = "[red]see below[/]" if verdict.problem else compare(verdict.error, verdict.limit)
         models.add_row(verdict.model, f"{verdict.dtype} on {verdict.device}", result)
 
-    for table in (facts, backends, errors, models):
+    libraries = make_table("Libraries whose private APIs are used", "library", "installed", "tested", "private APIs")
+    for use in report.libraries:
+        libraries.add_row(use.library, use.installed, f"{use.oldest} to {use.newest}", ", ".join(use.private_apis))
+
+    for table in (facts, backends, errors, models, libraries):
         console.print(table, "")
+    for use in report.libraries:
+        if use.problem is not None:
+            console.print(f"[yellow]untested[/]: {use.problem}; the checks above ran with it", soft_wrap=True)
     if report.ok:
         checked = f"{len(report.calls)} attention calls and {len(report.models)} models checked"
         console.print(f"[bold green]captured == executed[/]: {checked}")

@@ -25,6 +25,7 @@ from typer.core import TyperGroup
 from floatscope import __version__
 from floatscope.cli.adapt import adapt
 from floatscope.cli.compare import compare
+from floatscope.cli.console import show_log
 from floatscope.cli.data import data
 from floatscope.cli.decode import decode
 from floatscope.cli.demo import demo
@@ -119,6 +120,9 @@ def describe_usage_error(error: Any) -> str:
     if type(error).__name__ == "NoSuchOption":
         renamed = RENAMED_OPTIONS.get(command.split()[-1], {}).get(error.option_name)
         near = [renamed] if renamed else sorted(error.possibilities or [])
+        if error.option_name in ("-v", "--verbose"):
+            program = error.ctx.find_root().command_path
+            near = [f"{program} -v{command.removeprefix(program)}"]
         hint = f" (did you mean {' or '.join(near)}?)" if near else ""
         message = f"{error.message}{hint}"
     else:
@@ -145,11 +149,18 @@ def _print_version(is_requested: bool) -> None:
 
 
 def floatscope(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
+    verbose: Annotated[
+        int, typer.Option("--verbose", "-v", count=True, metavar="", help="Log to stderr; -vv logs more.")
+    ] = 0,
 ) -> None:
     """A microscope for attention in masked diffusion language models."""
+
+    if verbose:
+        context.call_on_close(show_log(verbose))
 
 
 app.callback(**help_for("", floatscope))(floatscope)

@@ -65,7 +65,7 @@ class Output:
 
         notes: list[str] = []
         finished = f"{{}} of {job.total} samples are finished"
-        with explain_interrupt(lambda: finished.format(job.done)), self._progress(label, job.total) as show:
+        with explain_interrupt(lambda: finished.format(job.done)), self.progress(label, job.total) as show:
             for event in job:
                 if isinstance(event, Note):
                     notes.append(event.text)
@@ -85,7 +85,8 @@ class Output:
         typer.echo(json.dumps(record, indent=1))
 
     @contextmanager
-    def _progress(self, label: str, total: int) -> Iterator[Show]:
+    def progress(self, label: str, total: int) -> Iterator[Show]:
+        """A bar in a terminal, a line now and then in a pipe, nothing with --json, whose events say it."""
         if self.as_json:
             yield lambda done, text: None
         elif self.console.is_terminal:

@@ -47,7 +47,7 @@ def study(
     output.line("opening", models[0])
 
     from floatscope.pipelines.folders import model_folders
-    from floatscope.pipelines.studies import StudyInput, check_study, plan_study_job, write_study_results
+    from floatscope.pipelines.studies import StudyInput, check_study, study_jobs, write_study_results
     from floatscope.reports.study_report import build_study_tables
 
     check_study(name, options)
@@ -59,8 +59,9 @@ def study(
             output.line("opening", model_name)
         model = loading.load(model_name)
         output.line("model", repr(model))
-        job = plan_study_job(name, StudyInput(model, tuple(file.samples), path, seed, arguments), **options)
-        notes[model.spec.name] = output.run(model_name, job)
+        study_input = StudyInput(model, tuple(file.samples), path, seed, arguments)
+        jobs = study_jobs(name, study_input, **options)
+        notes[model.spec.name] = [note for job in jobs for note in output.run(model_name, job)]
     table, page = write_study_results(name, paths, out, notes), out / "report.html"
     findings = STUDIES[name].summarise(table)
     if as_json:

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from floatscope.cli import options as o
-from floatscope.cli.console import make_console, print_line
+from floatscope.cli.console import explain_interrupt, make_console, print_line
 from floatscope.cli.help_text import help_for
 
 twins = typer.Typer()
@@ -93,13 +93,13 @@ def train(
     print_line(console, "training", str(out))
 
     from floatscope.lab.twins.scores import EvaluationEvent
-    from floatscope.lab.twins.segments import remaining_work, train_segment
+    from floatscope.lab.twins.segments import describe_saved, remaining_work, train_segment
     from floatscope.lab.twins.train import RECIPES, TINY_RECIPES
 
     recipes = TINY_RECIPES if tiny else RECIPES
     card = {"licence": licence, "command": shlex.join(["floatscope", *sys.argv[1:]])}
     columns = TextColumn("[bold]{task.description:<15}[/]"), BarColumn(), TextColumn("{task.fields[text]}")
-    with ExitStack() as stack:
+    with explain_interrupt(lambda: describe_saved(out, recipes)), ExitStack() as stack:
         bars = Progress(*columns, TimeRemainingColumn(), console=console)
         tasks: dict[str, TaskID] = {}
         for event in train_segment(

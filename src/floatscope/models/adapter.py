@@ -23,7 +23,8 @@ from torch import Tensor
 
 from floatscope.errors import UserError, join_names, name_in_errors, printable, summarize_error
 from floatscope.files.digests import fingerprint, sha256_file
-from floatscope.files.json_files import read_json, write_json
+from floatscope.files.json_files import write_json
+from floatscope.files.records import Record, read_typed
 from floatscope.models.adapter_merge import merge_adapter
 from floatscope.models.architectures import ARCHITECTURES
 from floatscope.models.checkpoint import DOWNLOAD_AGAIN, read_checkpoint
@@ -44,15 +45,18 @@ from floatscope.schema import Paradigm
 
 ADAPTER_FILE = "adapter.json"
 OWN_TENSORS_FILE = "adapter.safetensors"  # complete weights, for which PEFT has no format, and all tensors of 0.6
-ADAPTER_FIELDS: dict[str, Any] = {  # the keys of adapter.json and their types
-    "base_name": str,
-    "base_sha256": str,
-    "mask_id": int | None,
-    "mask_token": str | None,
-    "rank": int | None,
-}
-SHA256 = "sha256"  # one more key: the digest of the tensors
 OWN_MARK = {"floatscope": ADAPTER_FILE}  # in the header of adapter_model.safetensors: that file belongs beside it
+
+
+class AdapterRecord(Record):
+    """The type of adapter.json."""
+
+    base_name: str
+    base_sha256: str
+    mask_id: int | None
+    mask_token: str | None
+    rank: int | None
+    sha256: str  # of the tensors
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,7 @@ class Adapter:
     @property
     def as_json(self) -> dict[str, Any]:
         """The content of adapter.json, without the digest."""
-        return {name: getattr(self, name) for name in ADAPTER_FIELDS}
+        return {name: getattr(self, name) for name in AdapterRecord.__struct_fields__ if name != "sha256"}
 
     @property
     def parameters(self) -> int:
@@ -113,7 +117,7 @@ def write_adapter(folder: Path, adapter: Adapter) -> None:
         save_file(stored, folder / MODEL_FILE, {"format": "pt", **OWN_MARK})
         config = lora_config_json(adapter.base_name, adapter.rank, layers, adapter.token_ids)
         write_json(folder / CONFIG_FILE, config)
-    content = {**adapter.as_json, SHA256: sha256_file(tensors_file(folder))}
+    content = {**adapter.as_json, "sha256": sha256_file(tensors_file(folder))}
     (folder / ADAPTER_FILE).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -125,11 +129,11 @@ def read_adapter(folder: Path) -> Adapter:
         raise UserError(f"{folder} {problem}; give a folder that `floatscope adapt` or peft wrote{hint}")
     path, identity = tensors_file(folder), folder / ADAPTER_FILE
     config = None if path.name == OWN_TENSORS_FILE else read_lora_config(folder / CONFIG_FILE, DOWNLOAD_AGAIN)
-    facts = _read_facts(identity) if identity.is_file() or config is None else None
+    facts = read_typed(identity, AdapterRecord, DOWNLOAD_AGAIN) if identity.is_file() or config is None else None
     tensors, metadata = _read_tensors(path)
     if facts is None and OWN_MARK.items() <= metadata.items():
         raise UserError(f"{identity} is missing; {DOWNLOAD_AGAIN}")
-    if facts is not None and sha256_file(path) != facts[SHA256]:
+    if facts is not None and sha256_file(path) != facts.sha256:
         raise UserError(f"{path} does not have the digest in {ADAPTER_FILE}; copy both files again from their source")
     if infinite := [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]:
         raise UserError(f"{path} is damaged ({join_names(infinite, 1)} is not finite); {DOWNLOAD_AGAIN}")
@@ -141,22 +145,9 @@ def read_adapter(folder: Path) -> Adapter:
     files = [file for file in (identity, folder / CONFIG_FILE, path) if file.is_file()]
     stored: dict[str, Any] = {"tensors": tensors, "name": _display_name(folder), "weights": fingerprint(*files)}
     if facts is not None:
-        return Adapter(**{name: facts[name] for name in ADAPTER_FIELDS}, **stored)
+        return Adapter(facts.base_name, facts.base_sha256, facts.mask_id, facts.mask_token, facts.rank, **stored)
     assert config is not None
     return Adapter(config.base_name, None, None, None, config.rank, other_token_ids=config.token_ids, **stored)
-
-
-def _read_facts(path: Path) -> dict[str, Any]:
-    """Read adapter.json and check the types of its values."""
-    content = read_json(path, DOWNLOAD_AGAIN)
-    wrong = [
-        name
-        for name, kind in {**ADAPTER_FIELDS, SHA256: str}.items()
-        if name not in content or not isinstance(content[name], kind) or isinstance(content[name], bool)
-    ]
-    if wrong:
-        raise UserError(f"{path} is damaged (no valid {join_names(wrong)}); {DOWNLOAD_AGAIN}")
-    return content
 
 
 def _read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -173,11 +164,11 @@ def _read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise UserError(f"{path} is missing or damaged ({summarize_error(error)}); {DOWNLOAD_AGAIN}") from error
 
 
-def _check_same_facts(folder: Path, config: LoraConfig, facts: Mapping[str, Any]) -> None:
+def _check_same_facts(folder: Path, config: LoraConfig, facts: AdapterRecord) -> None:
     """Check that adapter_config.json is the one that `floatscope adapt` writes for adapter.json."""
-    mask_ids = () if facts["mask_id"] is None else (facts["mask_id"],)
+    mask_ids = () if facts.mask_id is None else (facts.mask_id,)
     is_scaled = config.is_rank_stabilized or config.rank_pattern or config.alpha_pattern or config.alpha != config.rank
-    if is_scaled or (config.rank, config.token_ids) != (facts["rank"], mask_ids):
+    if is_scaled or (config.rank, config.token_ids) != (facts.rank, mask_ids):
         raise UserError(
             f"{folder / CONFIG_FILE} does not match {ADAPTER_FILE} in its rank, scaling or mask; copy both files again"
             " from their source"

@@ -8,12 +8,15 @@ the files that are read: safetensors, JSON, text and templates, never pickles, a
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 
 from floatscope.errors import UserError, summarize_error
 from floatscope.models.checkpoint import read_config
 from floatscope.models.silence import silence_libraries
+
+logger = logging.getLogger(__name__)
 
 HUB_ID = r"[\w.-]+/[\w.-]+"
 TEXT_FILES = (
@@ -63,6 +66,7 @@ def _download(name: str, revision: str | None, function: object, **options: obje
     from huggingface_hub import errors
 
     shown = f"{name} at {revision}" if revision else name
+    logger.info("fetching %s from the hub", shown)
     try:
         with silence_libraries():
             return str(function(name, revision=revision, **options))  # type: ignore[operator]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import math
 import os
 import select
@@ -31,6 +32,8 @@ from typing import Any, NoReturn
 
 from floatscope.errors import UserError
 from floatscope.files.sizes import format_size
+
+logger = logging.getLogger(__name__)
 
 HAS_LIMITS = sys.platform == "linux"
 MAX_ANSWER = 1 << 26  # bytes of JSON
@@ -114,6 +117,7 @@ class LimitedProcess:
         with self._lock:
             if self._child is None or self._child.owner != os.getpid():  # none yet, or this process is a fork
                 self._child = _Child(self._function, self._limits)
+                logger.debug("started child process %d", self._child.pid)
             try:
                 answer = self._child.request(json.dumps(value).encode())
             except BaseException:
@@ -121,6 +125,7 @@ class LimitedProcess:
                 raise
             if "limit" in answer:
                 self._close()
+                logger.info("a child process was stopped: %s; another starts when it is needed", answer["limit"])
                 raise LimitExceeded(answer["limit"])
         if "error" in answer:
             raise UserError(answer["error"])
@@ -136,6 +141,7 @@ class LimitedProcess:
     def _close(self) -> None:
         if self._child is not None:
             self._child.end()
+            logger.debug("ended child process %d", self._child.pid)
             self._child = None
 
 
@@ -146,12 +152,12 @@ class _Child:
         self.owner, self._limits = os.getpid(), limits
         (requests, self._requests), (self._answers, answers) = os.pipe(), os.pipe()
         with _quiet_fork():
-            self._pid = os.fork()
-            if self._pid == 0:
+            self.pid = os.fork()
+            if self.pid == 0:
                 _serve(function, limits, requests, answers)
         os.close(requests)
         os.close(answers)
-        self.end = weakref.finalize(self, _end, self.owner, self._pid, self._requests, self._answers)
+        self.end = weakref.finalize(self, _end, self.owner, self.pid, self._requests, self._answers)
 
     def request(self, message: bytes) -> dict[str, Any]:
         deadline = time.monotonic() + 30 + 3 * self._limits.seconds
@@ -168,7 +174,7 @@ class _Child:
 
     def _cause_of_death(self) -> str:
         try:
-            code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+            code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         except ChildProcessError:  # another part of the program has waited for it
             code = 0
         if -code == signal.SIGXCPU:

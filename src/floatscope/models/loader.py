@@ -11,6 +11,7 @@ chosen dtype. Missing and unexpected tensors are refused, and a checkpoint's own
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -46,6 +47,8 @@ from floatscope.models.silence import silence_libraries
 from floatscope.models.spec import infer_spec
 from floatscope.models.untrusted import check_untrusted, is_shipped
 from floatscope.schema import Paradigm
+
+logger = logging.getLogger(__name__)
 
 
 def load(
@@ -91,21 +94,36 @@ def load(
                 )
             options = {"device": device, "dtype": dtype, "revision": revision, "trust_remote_code": trust_remote_code}
             model = _load_adapted(base, adapter, target, options)
-            return replace(model, spec=replace(model.spec, name=str(name))) if is_base_name(name) else model
-        path = resolve_path(name)
-        if path.suffix == ".gguf":
-            return _load_gguf(display_name(name, path), path, target, chosen_dtype, overrides)
-        folder, commit = find_checkpoint(name, revision, trust_remote_code=trust_remote_code)
-        shown = display_name(name, folder, commit)
-        if trust_remote_code and not _is_known(folder):
-            model = _load_remote_code(shown, folder, target, chosen_dtype, overrides)
+            model = replace(model, spec=replace(model.spec, name=str(name))) if is_base_name(name) else model
+        elif (path := resolve_path(name)).suffix == ".gguf":
+            model = _load_gguf(display_name(name, path), path, target, chosen_dtype, overrides)
         else:
-            prepared = prepare_checkpoint(shown, folder, **overrides)
-            stored_dtype = getattr(torch, prepared.checkpoint.dtype)
-            module = _load_weights(prepared, target, chosen_dtype or (torch.float32 if target == CPU else stored_dtype))
-            spec = replace(prepared.spec, weights=prepared.checkpoint.fingerprint)
-            model = _check_model(Model(module, spec, prepared.tokenizer), folder, target)
-        return replace(model, spec=replace(model.spec, revision=commit))
+            model = _load_folder(name, revision, trust_remote_code, target, chosen_dtype, overrides)
+    spec = model.spec
+    kind = f"architecture {spec.architecture}, paradigm {spec.paradigm}"
+    logger.info("opened %s: %s, %s on %s, weights %s", spec.name, kind, model.dtype, model.device, spec.weights)
+    return model
+
+
+def _load_folder(
+    name: str | Path,
+    revision: str | None,
+    trust_remote_code: bool,
+    device: Device,
+    dtype: torch.dtype | None,
+    overrides: Mapping[str, Any],
+) -> Model:
+    folder, commit = find_checkpoint(name, revision, trust_remote_code=trust_remote_code)
+    shown = display_name(name, folder, commit)
+    if trust_remote_code and not _is_known(folder):
+        model = _load_remote_code(shown, folder, device, dtype, overrides)
+    else:
+        prepared = prepare_checkpoint(shown, folder, **overrides)
+        stored_dtype = getattr(torch, prepared.checkpoint.dtype)
+        module = _load_weights(prepared, device, dtype or (torch.float32 if device == CPU else stored_dtype))
+        spec = replace(prepared.spec, weights=prepared.checkpoint.fingerprint)
+        model = _check_model(Model(module, spec, prepared.tokenizer), folder, device)
+    return replace(model, spec=replace(model.spec, revision=commit))
 
 
 def _load_adapted(base: str | Path, folder: Path, device: Device, options: Mapping[str, Any]) -> Model:

@@ -11,17 +11,17 @@ methods; a setting that this module does not know is refused, because it could c
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import torch
+from msgspec import Meta, Struct
 from torch import Tensor
 
 from floatscope.errors import UserError, join_names, printable
 from floatscope.files.json_files import read_json
+from floatscope.files.records import read_typed
 
 CONFIG_FILE, MODEL_FILE, PICKLE_FILE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 PREFIX = "base_model.model."  # of every name in the file; then comes the name in the base
@@ -57,17 +57,40 @@ REMEDY = "merge it into its base with peft (merge_and_unload) and open the resul
 Value = TypeVar("Value")
 
 
-@dataclass(frozen=True)
-class LoraConfig:
-    """The settings of plain LoRA that decide what is added to the base."""
+Rank = Annotated[int, Meta(ge=1)]
+Number = Annotated[float, Meta(gt=-1e30, lt=1e30)]
+LayerName = Annotated[str, Meta(pattern=r"^[\w.]+\Z")]  # PEFT allows regular expressions too; those are not evaluated
+TokenIds = list[Annotated[int, Meta(ge=0)]]
+NAMES = {  # ours → PEFT's
+    "base_name": "base_model_name_or_path",
+    "rank": "r",
+    "alpha": "lora_alpha",
+    "is_rank_stabilized": "use_rslora",
+    "token_indices": "trainable_token_indices",
+}
 
-    base_name: str
-    rank: int
-    alpha: float
-    rank_pattern: Mapping[str, int]  # the end of a layer's name → its own rank
-    alpha_pattern: Mapping[str, float]
-    is_rank_stabilized: bool  # scaled by alpha / √rank instead of alpha / rank
-    token_ids: tuple[int, ...]  # whose embeddings are replaced
+
+class LoraConfig(Struct, frozen=True, rename=NAMES):
+    """The settings of plain LoRA that decide what is added to the base: the type of adapter_config.json."""
+
+    base_name: str = "an unnamed base"
+    rank: Rank = 8
+    alpha: Number = 8.0
+    rank_pattern: dict[LayerName, Rank] = {}  # the end of a layer's name → its own rank
+    alpha_pattern: dict[LayerName, Number] = {}
+    is_rank_stabilized: bool = False  # scaled by alpha / √rank instead of alpha / rank
+    token_indices: TokenIds | dict[str, TokenIds] = []  # of all embeddings, or by the name of the embedding
+
+    def __post_init__(self) -> None:
+        is_of_one = not isinstance(self.token_indices, dict) or len(self.token_indices) == 1
+        if not is_of_one or len(set(self.token_ids)) < len(self.token_ids):
+            raise ValueError("Expected different ids of one embedding in 'trainable_token_indices'")
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The tokens whose embeddings are replaced."""
+        ids = self.token_indices
+        return tuple(next(iter(ids.values())) if isinstance(ids, dict) else ids)
 
     def layer_rank(self, layer: str) -> int:
         """Return the rank of a layer."""
@@ -129,51 +152,11 @@ def read_lora_config(path: Path, remedy: str) -> LoraConfig:
             raise UserError(f"{path} sets {printable(name)}, which cannot be applied ({reason}); {REMEDY}")
     if (init := content.get("init_lora_weights", True)) not in NEUTRAL_INITS:
         raise UserError(f"{path} sets init_lora_weights to {printable(init)}, which changes the base too; {REMEDY}")
-    settings = {name: value for name, value in content.items() if value is not None}
-    if wrong := [name for name, is_valid in CHECKS.items() if name in settings and not is_valid(settings[name])]:
-        raise UserError(f"{path} has no valid {join_names(wrong)}; {remedy}")
-    return LoraConfig(
-        base_name=str(settings.get("base_model_name_or_path", "an unnamed base")),
-        rank=settings.get("r", 8),
-        alpha=float(settings.get("lora_alpha", 8)),
-        rank_pattern=settings.get("rank_pattern", {}),
-        alpha_pattern={name: float(alpha) for name, alpha in settings.get("alpha_pattern", {}).items()},
-        is_rank_stabilized=settings.get("use_rslora", False),
-        token_ids=tuple(_list_tokens(settings.get("trainable_token_indices", []))),
-    )
+    return read_typed(path, LoraConfig, remedy, _drop_null)
 
 
-def _is_rank(value: Any) -> bool:
-    return type(value) is int and value >= 1
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < 1e30
-
-
-def _is_table(value: Any) -> bool:
-    """Whether it is a table by the names of layers. PEFT allows regular expressions too; those are not evaluated."""
-    return isinstance(value, dict) and all(re.fullmatch(r"[\w.]+", name) for name in value)
-
-
-def _are_tokens(value: Any) -> bool:
-    ids = _list_tokens(value)
-    return isinstance(ids, list) and all(type(i) is int and i >= 0 for i in ids) and len(set(ids)) == len(ids)
-
-
-def _list_tokens(value: Any) -> Any:
-    """Return the list of tokens, which may be the one entry of a table by the name of the embedding."""
-    return next(iter(value.values())) if isinstance(value, dict) and len(value) == 1 else value
-
-
-CHECKS: dict[str, Callable[[Any], bool]] = {
-    "r": _is_rank,
-    "lora_alpha": _is_number,
-    "rank_pattern": lambda value: _is_table(value) and all(map(_is_rank, value.values())),
-    "alpha_pattern": lambda value: _is_table(value) and all(map(_is_number, value.values())),
-    "use_rslora": lambda value: isinstance(value, bool),
-    "trainable_token_indices": _are_tokens,
-}
+def _drop_null(content: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in content.items() if value is not None}
 
 
 def _find_by_name(table: Mapping[str, Value], layer: str, default: Value) -> Value:

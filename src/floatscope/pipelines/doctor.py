@@ -23,14 +23,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend
 
-from floatscope.capture import received_kernel
 from floatscope.capture.attention import AttentionCall, attend
-from floatscope.capture.backends import NO_LSE, reduce_attention, select_backend
+from floatscope.capture.backends import reduce_attention, select_backend, unsupported_reason
 from floatscope.capture.reduction_spec import ReductionSpec, entropy_row_weights
 from floatscope.capture.verify import OUTPUT_TOLERANCE, REDUCTION_TOLERANCE, measure_errors
 from floatscope.capture.visibility import Visibility
+from floatscope.compat import LibraryUse, choose_sdpa_kernel, list_libraries
 from floatscope.errors import UserError
 from floatscope.models.device import use_one_thread
 from floatscope.pipelines.doctor_models import Trial, build_trials
@@ -123,6 +122,7 @@ class Report:
     facts: dict[str, str]
     calls: list[CallCheck] = field(default_factory=list)
     models: list[ModelCheck] = field(default_factory=list)
+    libraries: list[LibraryUse] = field(default_factory=list)
 
     @property
     def failures(self) -> list[str]:
@@ -172,7 +172,9 @@ class Report:
         """The report as JSON values; NaN becomes null."""
         calls = [{**asdict(call), "limits": call.limits, "ok": not call.failed_quantities} for call in self.calls]
         models = [{**asdict(model), "ok": model.ok} for model in self.models]
-        record = {"ok": self.ok, "failures": self.failures, "facts": self.facts, "calls": calls, "models": models}
+        libraries = [{**asdict(library), "problem": library.problem} for library in self.libraries]
+        checks = {"calls": calls, "models": models, "libraries": libraries}
+        record = {"ok": self.ok, "failures": self.failures, "facts": self.facts, **checks}
         without_nan: dict[str, Any] = _replace_nan(record)
         return without_nan
 
@@ -181,9 +183,8 @@ def examine() -> Report:
     """Run every check, on the CPU and on an accelerator if there is one."""
     facts = collect_facts()
     with use_one_thread():
-        return Report(
-            facts, [check_case(case) for case in iter_cases()], [check_model(*trial) for trial in iter_trials()]
-        )
+        calls = [check_case(case) for case in iter_cases()]
+        return Report(facts, calls, [check_model(*trial) for trial in iter_trials()], list_libraries())
 
 
 def list_devices() -> list[str]:
@@ -219,7 +220,7 @@ def check_case(case: Case) -> CallCheck:
     call, spec, carry = draw_call(case)
     result = attend(call)
     has_lse = result.lse is not None
-    reason = received_kernel.unsupported_reason(call) if has_lse else NO_LSE
+    reason = unsupported_reason(call, has_lse)
     errors = measure_errors(call, result.output, spec, carry, reduce_attention(call, result.lse, spec, carry))
     return CallCheck(case, select_backend(call, has_lse), reason, errors)
 
@@ -326,7 +327,7 @@ def _prefix_rule(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
 def _sdpa_kernel(device: str, dtype: torch.dtype) -> str:
     """The kernel that F.scaled_dot_product_attention chooses here without a mask."""
     x = torch.zeros(1, 8, 256, 64, device=device, dtype=dtype)
-    return SDPBackend(torch._fused_sdp_choice(x, x, x)).name.lower().removesuffix("_attention")
+    return choose_sdpa_kernel(x, x, x).name.lower().removesuffix("_attention")
 
 
 def _installed_version(package: str) -> str:

@@ -1,30 +1,23 @@
 """`EvaluationPart`: the answers to a file of questions, written batch by batch.
 
-    runs/mdm-5/run.json              settings, provenance, sample ids, status
-    runs/mdm-5/predictions.jsonl     one line per sample, written batch by batch
+    part = plan_part(model, samples, "runs/mdm-5", passages=5)     # of `evaluate`
+    for batch in part.work(): ...                                  # lines of predictions.jsonl (`prediction_part`)
 
-The batches are always the same, and a batch is written as a whole or not at all, so a resumed evaluation has the bytes
-of an uninterrupted one. An evaluation is a job of one part, a stress test has a part per point, an experiment one per
-condition.
+An evaluation is a job of one part, a stress test has a part per point, an experiment one per condition.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from floatscope.analysis.evaluations import EVALUATION, LIKELIHOODS, PREDICTIONS_FILE, read_predictions
+from floatscope.analysis.evaluations import EVALUATION, LIKELIHOODS
 from floatscope.capture.watcher import Watch
-from floatscope.errors import UserError
-from floatscope.files.records import with_digest
 from floatscope.interventions.edits import Edit
 from floatscope.interventions.notes import EditNote, EditWarning
 from floatscope.models.model import Model
@@ -39,8 +32,8 @@ from floatscope.pipelines.answer_measures import (
 )
 from floatscope.pipelines.batching import limit_threads, make_batches
 from floatscope.pipelines.decode import Decoding, decode
-from floatscope.pipelines.job import Batch, Part
 from floatscope.pipelines.likelihood import measure_answers
+from floatscope.pipelines.prediction_part import Lines, PredictionPart
 from floatscope.pipelines.prompting import (
     PromptConfig,
     PromptItem,
@@ -49,13 +42,11 @@ from floatscope.pipelines.prompting import (
 )
 from floatscope.sampling import Sampling
 from floatscope.sampling.settings import resolve_sampling
-from floatscope.traces import Run, create_run
 from floatscope.traces.run import check_run
-from floatscope.traces.run_record import FINISHED, write_record
 
 
 @dataclass(frozen=True, eq=False)
-class EvaluationPart(Part):
+class EvaluationPart(PredictionPart):
     """The answers to a file of questions, in one folder."""
 
     model: Model
@@ -83,28 +74,10 @@ class EvaluationPart(Part):
         """Its edits in notes about them."""
         return self.edit_label or " and ".join(map(str, self.edits))
 
-    @property
-    def total(self) -> int:
-        """The number of samples."""
-        return len(self.items)
-
-    def count_done(self) -> int:
-        """Return the number of samples on disk now."""
-        return len(read_predictions(self.path))
-
-    def work(self) -> Iterator[Batch]:
-        """Answer the missing samples, batch by batch."""
+    def predict(self, batches: Sequence[Sequence[str]]) -> Iterator[Lines]:
+        """Answer the samples of each batch."""
         by_id = {item.sample.id: item for item in self.items}
-        with create_run(self.path, self.settings, self.sample_ids, plan=self.batch_plan, resume=True) as run:
-            assert run.plan is not None
-            lines = _resume_predictions(run)
-            scores = [line["acc"] for line in lines if "acc" in line]
-            for ids in run.plan[_count_batches(run.plan, len(lines)) :]:
-                lines, notes = self._answer([by_id[sample] for sample in ids])
-                _append(self.path / PREDICTIONS_FILE, lines)
-                scores += [line["acc"] for line in lines if "acc" in line]
-                yield Batch(tuple(ids), float(np.mean(scores)) if scores else None, tuple(notes))
-            write_record(self.path, {**run.record, "status": FINISHED})
+        return (self._answer([by_id[sample] for sample in ids]) for ids in batches)
 
     def check(self) -> None:
         """Refuse edits that do not fit the model or a sample, and a folder with other contents."""
@@ -145,7 +118,7 @@ class EvaluationPart(Part):
             **self.source,
         }
 
-    def _answer(self, items: Sequence[PromptItem]) -> tuple[list[dict[str, Any]], list[EditNote]]:
+    def _answer(self, items: Sequence[PromptItem]) -> Lines:
         """The lines of `predictions.jsonl` for a batch, and notes about the edits."""
         with limit_threads(self.model), warnings.catch_warnings():
             warnings.simplefilter("ignore", EditWarning)  # the notes say the same
@@ -202,43 +175,6 @@ class EvaluationPart(Part):
             "edits": self.edits,
             **self.arguments,
         }
-
-
-def _resume_predictions(run: Run) -> list[dict[str, Any]]:
-    """The complete batches of an earlier start, in the order of the plan. The file is cut after them."""
-    lines = read_predictions(run.path)
-    assert run.plan is not None
-    order = [sample for ids in run.plan for sample in ids]
-    if [line["id"] for line in lines] != order[: len(lines)]:
-        raise UserError(
-            f"{run.path / PREDICTIONS_FILE} has other samples than the run, or another order; restore it from a"
-            " copy, or delete it and run the same command again"
-        )
-    keep = sum(len(ids) for ids in run.plan[: _count_batches(run.plan, len(lines))])
-    file = run.path / PREDICTIONS_FILE
-    if file.exists():
-        head = b"".join(line + b"\n" for line in file.read_bytes().split(b"\n")[:keep])
-        os.truncate(file, len(head))
-    return lines[:keep]
-
-
-def _count_batches(plan: Sequence[Sequence[str]], lines: int) -> int:
-    """How many complete batches the first lines of the file are."""
-    ends = np.cumsum([len(ids) for ids in plan])
-    return int((ends <= lines).sum())
-
-
-def _append(file: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-    data = "".join(json.dumps(with_digest(line), ensure_ascii=False) + "\n" for line in lines).encode()
-    try:
-        with file.open("ab") as opened:
-            opened.write(data)
-            opened.flush()
-            os.fsync(opened.fileno())
-    except OSError as error:
-        raise UserError(
-            f"cannot write {file}: {error.strerror}; fix that and run the same command again, it resumes"
-        ) from error
 
 
 def _digest_edits(edits: Sequence[Edit]) -> str:

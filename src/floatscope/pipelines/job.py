@@ -12,6 +12,7 @@ event comes, so whatever happens later, it is not lost.
 
 from __future__ import annotations
 
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,8 @@ from typing import Any, ClassVar
 
 from floatscope.interventions.notes import EditNote, merge_notes
 from floatscope.traces.run_record import FINISHED, RECORD_FILE, read_record
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,7 @@ class Job:
         yield from map(Note, self.notes)
         for part in self.parts:
             if part.is_finished:
+                logger.info("%s: all %d samples are on disk", part.name, part.total)
                 continue
             for batch in part.work():
                 done, worked = done + len(batch.samples), worked + len(batch.samples)

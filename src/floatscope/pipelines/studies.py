@@ -2,6 +2,7 @@
 
     table = study("sinks", ["twin:arm", "twin:mdm"], samples, "runs/sinks", new_tokens=8)
 
+    for job in study_jobs("sinks", StudyInput(model, samples, Path("runs/sinks/mdm")), counts=(1, 5)): run_job(job)
     plan = plan_study("sinks", StudyInput(model, samples, Path("runs/sinks/mdm")), counts=(1, 5))
     plan.subsets, plan.conditions, plan.notes        # what `plan_intervention` takes, and what is left out
     STUDIES["sinks"].summarise(table)                # a sentence per model
@@ -20,7 +21,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ from floatscope.models.loader import load
 from floatscope.models.model import Model
 from floatscope.pipelines.folders import model_folders
 from floatscope.pipelines.intervene import plan_intervention
-from floatscope.pipelines.job import Event, Job, Note
+from floatscope.pipelines.job import Event, Job, Note, run_job
 from floatscope.pipelines.prompting import PromptConfig, PromptItem, build_items
 from floatscope.pipelines.trace import plan_trace
 from floatscope.reports.page import write_page
@@ -111,10 +112,11 @@ def study(
     for entry, path in zip(listed, paths, strict=True):
         model = load(entry) if isinstance(entry, str) else entry
         notes[model.spec.name] = own_notes = list[str]()
-        for event in plan_study_job(name, StudyInput(model, tuple(samples), path, seed, settings), **(options or {})):
-            own_notes += [event.text] if isinstance(event, Note) else []
-            if on_event is not None:
-                on_event(event)
+        for job in study_jobs(name, StudyInput(model, tuple(samples), path, seed, settings), **(options or {})):
+            for event in job:
+                own_notes += [event.text] if isinstance(event, Note) else []
+                if on_event is not None:
+                    on_event(event)
     return write_study_results(name, paths, Path(out), notes)
 
 
@@ -154,6 +156,18 @@ class StudyPlan:
     subsets: dict[str, list[Sample]]  # {"": samples} if there is only one
     conditions: list[Condition]  # run on every subset; the first is the baseline
     notes: list[str]  # what is left out
+
+
+def study_jobs(name: str, study_input: StudyInput, **options: Any) -> Iterator[Job]:
+    """Yield the jobs of a study of one model: the traces that its plan needs, if it needs any, and then the study.
+
+    The conditions of the second job follow from the results of the first. So run each job before requesting the next;
+    traces that are missing then are made without events.
+    """
+    check_study(name, options)
+    if name in PREPARATIONS:
+        yield PREPARATIONS[name](study_input, **options)
+    yield plan_study_job(name, study_input, **options)
 
 
 def plan_study_job(name: str, study_input: StudyInput, **options: Any) -> Job:
@@ -241,8 +255,7 @@ def plan_heads(
     study_input: StudyInput, *, counts: OptionValue = None, draws: OptionValue = 3, score: OptionValue = "wu_set"
 ) -> StudyPlan:
     """Zero the K strongest retrieval heads; the control zeroes as many other heads of the same layers."""
-    all_counts, random_draws = parse_counts("counts", counts, HEAD_COUNTS, minimum=1), _parse_count("draws", draws)
-    by = require_one("score", parse_names("score", score, HEAD_SCORES))
+    all_counts, random_draws, by = _parse_head_options(counts, draws, score)
     first, others = _split_samples(study_input.samples)
     ranked = rank_heads(study_input, first, by)
     order = [(layer, head) for layer, head in zip(ranked["layer"], ranked["head"], strict=True)]
@@ -265,6 +278,19 @@ def plan_heads(
         edits, lines = f"zero_heads(pairs={order[:k]})", ("retrieval heads", "random heads")
         conditions += _with_controls(edits, f"heads-{k}", lines, random_draws, k, heads)
     return StudyPlan({"": others}, conditions, notes)
+
+
+def plan_head_traces(
+    study_input: StudyInput, *, counts: OptionValue = None, draws: OptionValue = 3, score: OptionValue = "wu_set"
+) -> Job:
+    """Trace the samples that retrieval heads are found on."""
+    _parse_head_options(counts, draws, score)
+    return _plan_traces(study_input, _split_samples(study_input.samples)[0])
+
+
+def _parse_head_options(counts: OptionValue, draws: OptionValue, score: OptionValue) -> tuple[Sequence[int], int, str]:
+    all_counts, random_draws = parse_counts("counts", counts, HEAD_COUNTS, minimum=1), _parse_count("draws", draws)
+    return all_counts, random_draws, require_one("score", parse_names("score", score, HEAD_SCORES))
 
 
 def plan_dormant(study_input: StudyInput, *, layers: OptionValue = None) -> StudyPlan:
@@ -310,12 +336,25 @@ PLANS: dict[str, Callable[..., StudyPlan]] = {
 """The name of a study → the function that plans it. Titles, axes and summaries are in `analysis.studies.STUDIES`."""
 
 
+PREPARATIONS: dict[str, Callable[..., Job]] = {"heads": plan_head_traces}
+"""The name of a study → the function that plans the traces it needs."""
+
+
 def rank_heads(study_input: StudyInput, samples: Sequence[Sample], by: str) -> pd.DataFrame:
     """A row per head, the strongest retrieval head first; among equals the one with more mass on the evidence."""
+    job = _plan_traces(study_input, samples)
+    run_job(job)
+    table = pd.concat(retrieval(view) for view in trace_views(open_run(job.path)))
+    scores = list(dict.fromkeys((by, "mass")))
+    means = table.groupby(["layer", "head"])[scores].mean().fillna(0.0).reset_index()
+    return means.sort_values(scores, ascending=False, kind="stable").astype({"layer": int, "head": int})
+
+
+def _plan_traces(study_input: StudyInput, samples: Sequence[Sample]) -> Job:
     items = study_input.build_items(samples)
     prompts = {item.sample.id: item.prompt for item in items}
     settings = {name: value for name, value in study_input.settings.items() if name != "template"}
-    job = plan_trace(
+    return plan_trace(
         study_input.model,
         [item.sample for item in items],
         study_input.out / HEAD_TRACES,
@@ -324,12 +363,6 @@ def rank_heads(study_input: StudyInput, samples: Sequence[Sample], by: str) -> p
         seed=study_input.seed,
         **settings,
     )
-    for _ in job:
-        pass
-    table = pd.concat(retrieval(view) for view in trace_views(open_run(job.path)))
-    scores = list(dict.fromkeys((by, "mass")))
-    means = table.groupby(["layer", "head"])[scores].mean().fillna(0.0).reset_index()
-    return means.sort_values(scores, ascending=False, kind="stable").astype({"layer": int, "head": int})
 
 
 def _parse_count(option: str, given: OptionValue) -> int:

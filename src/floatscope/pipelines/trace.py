@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -48,6 +49,8 @@ from floatscope.traces import Forecast, Run, Trace, create_run, forecast, open_r
 from floatscope.traces.run import SAMPLES_FOLDER, check_run, control_path
 from floatscope.traces.run_record import RECORD_FILE
 from floatscope.traces.trace_file import trace_file_name
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -237,6 +240,8 @@ class TracePart(Part):
         with create_run(self.path, self.settings(model), list(by_id), plan=self.batch_plan, resume=True) as run:
             assert run.plan is not None
             self._check_files(run)
+            left, size = sum(not set(ids) <= set(run.finished) for ids in run.plan), max(map(len, run.plan))
+            logger.info("%s: %d of %d batches to do, up to %d samples each", self.name, left, len(run.plan), size)
             for ids in run.plan:
                 missing = set(ids).difference(run.finished)
                 if not missing:

@@ -28,9 +28,12 @@ from importlib.resources import files
 from itertools import chain, groupby
 from pathlib import Path
 from string import Formatter
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from msgspec.structs import asdict
 
 from floatscope.errors import UserError, unknown_choice
+from floatscope.files.records import Record, convert
 from floatscope.tasks.regions import Prompt, Span
 from floatscope.tasks.sample import Passage, Sample
 
@@ -48,18 +51,21 @@ REQUIRED = {"prompt": ("question",), "passage": ("text",), "shot": ("question", 
 REPEATABLE = ("question", "number")
 """Placeholders that may occur more than once."""
 
-DEFAULTS = {
-    "instruction": "",
-    "passage": "Document {number}: {text}\n",
-    "shot": "{passages}Question: {question}\nAnswer: {answer}\n\n",
-    "no_passages": "",
-}
-
 BRACE_RULE = "write a literal brace twice"
 PLACEMENTS = ("before", "after", "both", "middle")
 _FOLDER = files("floatscope.tasks") / "templates"
 TEMPLATES = tuple(sorted(file.name.removesuffix(".toml") for file in _FOLDER.iterdir() if file.name.endswith(".toml")))
 """The names of the built-in templates."""
+
+
+class Pieces(Record):
+    """The type of a template file."""
+
+    prompt: str
+    passage: str = "Document {number}: {text}\n"
+    shot: str = "{passages}Question: {question}\nAnswer: {answer}\n\n"
+    instruction: str = ""
+    no_passages: str = ""
 
 
 class Piece(NamedTuple):
@@ -80,15 +86,13 @@ class Template:
     """
 
     name: str
-    pieces: Mapping[str, str] = field(hash=False)
+    pieces: Mapping[str, Any] = field(hash=False)  # of the type `Pieces`
 
     def __post_init__(self) -> None:
-        for key in self.pieces:
-            if key not in PLACEHOLDERS:
-                raise unknown_choice("key", key, PLACEHOLDERS)
-        if "prompt" not in self.pieces:
-            raise UserError('the key "prompt" is missing; give the text of the prompt, with {question} in it')
-        object.__setattr__(self, "pieces", DEFAULTS | dict(self.pieces))
+        try:
+            object.__setattr__(self, "pieces", asdict(convert(self.pieces, Pieces)))
+        except ValueError as error:
+            raise UserError(f"{error}; a template is texts, and its prompt has {{question}} in it") from error
         for key in PLACEHOLDERS:
             _check_placeholders(key, [name for _, name in self._parsed[key] if name is not None])
 
@@ -197,18 +201,13 @@ def _load_built_in(name: str) -> Template:
     return Template(name, _parse_toml((_FOLDER / f"{name}.toml").read_bytes()))
 
 
-def _parse_toml(data: bytes) -> dict[str, str]:
+def _parse_toml(data: bytes) -> dict[str, Any]:
     try:
-        pieces = tomllib.loads(data.decode("utf-8-sig"))
+        return tomllib.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise UserError(f"the file is not UTF-8 text ({error.reason})") from error
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise UserError(f"the file is not valid TOML ({error})") from error
-    for key, text in pieces.items():
-        if not isinstance(text, str):
-            keys = ", ".join(PLACEHOLDERS)
-            raise UserError(f'"{key}" must be a text, not {type(text).__name__}; allowed keys: {keys}')
-    return pieces
 
 
 def _parse_piece(key: str, text: str) -> list[tuple[str, str | None]]:

@@ -58,7 +58,7 @@ def maker(tmp_path_factory, small) -> examples.BatchMaker:
 
 
 def test_text_without_names_has_no_gap_questions(maker):
-    assert maker.corpus.facts["paragraphs"] == 0
+    assert maker.corpus.facts.paragraphs == 0
     assert maker(0).tokens.shape[0] >= 1
 
 

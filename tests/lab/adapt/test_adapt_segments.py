@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import floatscope as fs
 from floatscope.cli.main import app
 from floatscope.errors import UserError
-from floatscope.lab.adapt import examples, segments, train
+from floatscope.lab.adapt import examples, scores, segments, train
 from floatscope.lab.adapt.card import card
 from floatscope.lab.adapt.corpus import TrainingFiles, exclude_held_out, prepare_corpus
 from floatscope.lab.adapt.examples import BatchMaker
@@ -26,6 +26,7 @@ from floatscope.lab.adapt.recipe import Recipe
 from floatscope.lab.training.checkpoint import MAX_SHARD_BYTES
 from floatscope.models.loader import load
 from floatscope.models.random_checkpoints import write_random
+from floatscope.pipelines.job import BatchDone, Job
 from floatscope.tasks.sample_files import read_samples
 
 BASE = "twin:arm"
@@ -108,8 +109,8 @@ def test_adapter_opens_decodes_and_has_a_card(done):
     assert model.spec.name == "twin:arm+out/adapter"
     out = fs.decode(model, "Question: Where?\nAnswer:", new_tokens=4, watch=fs.Watch())
     assert out.traces[0].received().shape[0] == 4
-    scores = json.loads((done / "adapter" / "scores.json").read_text())
-    assert [row["ratio"] for row in scores["masked"]] == [0.15, 0.3, 0.5, 0.7, 0.85]
+    stored = json.loads((done / "adapter" / "scores.json").read_text())
+    assert [row["ratio"] for row in stored["masked"]] == [0.15, 0.3, 0.5, 0.7, 0.85]
     text = card(done / "adapter")
     assert (done / "adapter" / "README.md").read_text() == text
     for piece in ("floatscope adapt twin:arm", "rank 4", "`held.txt`", "held out", "Masked-token accuracy"):
@@ -142,7 +143,7 @@ def test_batches_are_reproducible_and_prompts_contain_their_answers(prepared):
         assert prompt.rstrip().endswith("Answer:")
         kinds = roles[roles != examples.PAD].tolist()
         assert kinds == sorted(kinds)
-        assert tokens[roles == examples.ANSWER][-1] == corpus.facts["end_id"]
+        assert tokens[roles == examples.ANSWER][-1] == corpus.facts.end_id
 
 
 def test_swapped_answer_replaces_the_old_one_in_the_passages(small):
@@ -378,6 +379,63 @@ def test_base_with_a_short_context_is_adapted_and_the_command_can_be_repeated(tm
     (short / "config.json").write_text(json.dumps(config))
     for _ in range(2):
         run(tmp_path / "out", small, replace(RECIPE, steps=1, length=512), base=str(short))
-    scores = json.loads((tmp_path / "out" / "adapter" / "scores.json").read_text())
-    assert {row["length"] for row in scores["masked"]} == {256}
+    stored = json.loads((tmp_path / "out" / "adapter" / "scores.json").read_text())
+    assert {row["length"] for row in stored["masked"]} == {256}
     assert "over rows of 256 tokens" in card(tmp_path / "out" / "adapter")
+
+
+def start_scores(done, folder) -> Path:
+    """Copy a complete adaptation without its scores."""
+    shutil.copytree(done, folder)
+    shutil.rmtree(folder / "scores")
+    (folder / "adapter" / "scores.json").unlink()
+    return folder
+
+
+def test_interrupted_scores_resume_and_equal_uninterrupted_ones(done, small, tmp_path, monkeypatch):
+    folder = start_scores(done, tmp_path / "out")
+    measured, measure = [], scores.row_accuracies
+    monkeypatch.setattr(scores, "row_accuracies", lambda *args: (measured.append(1), measure(*args))[1])
+    job = next(segments.train_segment(BASE, folder, small.files, RECIPE, 5.0, device="cpu"))
+    assert isinstance(job, Job)
+    for event in job:
+        if isinstance(event, BatchDone) and event.done > job.total / 2:  # the base is done, the adapted model begins
+            break
+    before = len(measured)
+    assert segments.remaining_work(folder) == ["its scores"]
+    run(folder, small)
+    assert len(measured) == len(job.parts[0].batch_plan)
+    assert before < len(measured)
+    for name in ("adapter/scores.json", "scores/predictions.jsonl"):
+        assert (folder / name).read_bytes() == (done / name).read_bytes()
+
+
+def test_command_shows_the_job_of_the_scores(done, tmp_path):
+    words = ("--rank", "4", "--train-steps", "8", "--batch-tokens", "512", "--lr", "3e-3", "--device", "cpu")
+    folder = start_scores(done, tmp_path / "out")
+    training = folder / "adapter" / "training.json"
+    lengths = {
+        '"length": 128': '"length": 512',
+        '"lengths": [256, 512]': '"lengths": [256, 512, 1024]',
+        '"warmup": 2': '"warmup": 100',
+    }
+    for old, new in lengths.items():
+        training.write_text(training.read_text().replace(old, new))
+    result = CliRunner().invoke(app, ["adapt", BASE, "--out", str(folder), *words])
+    assert result.exit_code == 0, result.output
+    total = len(json.loads((folder / "scores" / "run.json").read_text())["samples"])
+    assert re.search(rf"scoring +{total} of {total}, scores: in 0:", result.output)
+    assert f"finished: {folder / 'adapter'} and its model card" in result.output
+
+
+def test_interrupt_says_how_many_steps_are_saved(begun, small, monkeypatch):
+    interrupt(begun, small, monkeypatch, at=5)
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(segments, "train_segment", interrupted)
+    status, output = run_command(BASE, "--out", begun, "--train-steps", "8")
+    assert status == 130
+    assert output == "floatscope: interrupted; 5 of 8 steps are saved; run the same command to resume\n"

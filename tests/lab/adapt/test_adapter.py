@@ -176,8 +176,8 @@ ABOUT = '{"base_name": "", "base_sha256": "", "mask_id": 7, "mask_token": null, 
     ("file", "content", "message"),
     [
         ("adapter.json", "{", "is damaged"),
-        ("adapter.json", '{"base_name": "x"}', "no valid"),
-        ("adapter.json", ABOUT.replace("7", "true"), "no valid mask_id"),
+        ("adapter.json", '{"base_name": "x"}', "missing required field 'base_sha256'"),
+        ("adapter.json", ABOUT.replace("7", "true"), "Expected 'int | null', got 'bool' - in 'mask_id'"),
         (MODEL_FILE, "short", "missing or damaged"),
     ],
 )

@@ -11,9 +11,12 @@ import pytest
 import floatscope as fs
 from floatscope.files.digests import sha256_file
 from floatscope.files.json_files import write_json
+from floatscope.files.records import convert
 from floatscope.lab.training.card import plot_losses
 from floatscope.lab.training.record import read_training
+from floatscope.lab.twins.attention import AttentionRecord
 from floatscope.lab.twins.card import attention_section, card, write_card
+from floatscope.lab.twins.record import TwinTraining
 from floatscope.lab.twins.scores import (
     chance_accuracy,
     count_new_tokens,
@@ -96,8 +99,8 @@ def test_biography_is_scored_by_its_facts():
     assert share_of_facts("", sample) == 0
     wrong = "Nas Zuson keeps a parrot. Nas was born in Sebury. Nas plays the harp."
     entry = score_answers("biography", [sample, sample], [answer, wrong])
-    assert (entry["acc"], entry["facts"], entry["n"]) == (0.5, pytest.approx(5 / 6, abs=1e-4), 2)
-    assert entry["f1"] == pytest.approx((1 + 11 / 12) / 2, abs=1e-4)
+    assert (entry.acc, entry.facts, entry.n) == (0.5, pytest.approx(5 / 6, abs=1e-4), 2)
+    assert entry.f1 == pytest.approx((1 + 11 / 12) / 2, abs=1e-4)
     assert [count_new_tokens(s) for s in (sample, read_shipped("reading-5")[0])] == [48, 8]
 
 
@@ -112,14 +115,14 @@ def test_chance_is_computed_from_the_questions():
 def test_attention_section_appears_if_it_was_measured_on_these_weights(folder):
     assert "## Attention" not in card(folder)
     (folder / WEIGHTS_FILE).write_bytes(b"weights")
-    table = {"caption": "Received attention.", "columns": ["layer", "lift"], "rows": [["0", 1.23456], [1, "a|b"]]}
+    table = {"caption": "Received attention.", "columns": ["layer", "lift"], "rows": [["0", "1.23"], ["1", "a|b"]]}
     measured = {
         "weights": sha256_file(folder / WEIGHTS_FILE),
         "samples": 24,
         "steps": 16,
         "tables": {"first key": table},
     }
-    section = attention_section(measured)
+    section = attention_section(convert(measured, AttentionRecord))
     assert section.startswith("## Attention\n\nMeasured on 24 held-out questions, 16 steps each, ")
     assert section.endswith(
         "### First key\n\nReceived attention.\n\n| layer | lift |\n| --- | --- |\n| 0 | 1.23 |\n| 1 | a\\|b |"
@@ -137,7 +140,7 @@ def test_loss_plot_is_small_and_on_white(folder):
     assert (folder / "losses.png").stat().st_size <= 40_000
     assert (imread(folder / "losses.png")[0, 0, :3] == 1).all()
     assert (folder / "README.md").read_text() == card(folder)
-    assert plot_losses(read_training(folder)).startswith(b"\x89PNG")
+    assert plot_losses(read_training(folder, TwinTraining)).startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(

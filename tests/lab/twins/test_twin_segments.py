@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import small
 import torch
+from msgspec import to_builtins
 from typer.testing import CliRunner
 
 import floatscope as fs
@@ -83,8 +84,8 @@ def test_training_json_records_the_training(complete_training, corpus, kind):
     assert record["recipe"] == RECIPES[kind].as_json
     assert (record["seed"], record["steps"], record["tokens"]) == (0, 2, 2 * 8 * 96)
     assert record["tokens_per_second"] == pytest.approx(record["tokens"] / record["seconds"], rel=0.1)
-    assert record["text"]["files"] == corpus.facts["text"]
-    assert (record["text"]["tokens"], record["text"]["licence"]) == (corpus.facts["tokens"], "CC0")
+    assert record["text"]["files"] == corpus.facts.text
+    assert (record["text"]["tokens"], record["text"]["licence"]) == (corpus.facts.tokens, "CC0")
     assert record["command"] == CARD_TEXTS["command"]
     assert record["versions"].keys() == {"floatscope", "python", "torch", "transformers"}
     assert record["versions"]["torch"] == torch.__version__
@@ -180,7 +181,7 @@ def test_attention_is_measured_once_per_weights(complete_training, tmp_path, few
     assert len(list(measure_attention(folder, is_over=lambda: next(times)))) == 1  # interrupted: no result
     assert read_attention(folder) is None
     assert len(list(measure_attention(folder))) == 4
-    assert read_attention(folder) == record
+    assert to_builtins(read_attention(folder)) == record
 
 
 def test_other_weights_are_evaluated_again(complete_training, tmp_path, few):
@@ -225,7 +226,9 @@ def test_unfinished_training_of_floatscope_0_6_is_refused(tmp_path):
 @pytest.mark.parametrize("name", ["training.json", "scores.json"])
 def test_damaged_records_are_named(complete_training, tmp_path, few, name):
     folder = copy_folder(complete_training, tmp_path)
-    for content in ('{"kind": "ar', "[1, 2]", ""):
+    record = (folder / "models" / "arm" / name).read_text()
+    other_types = (record.replace('"weights": "', '"weights": 3, "x": "'), record.replace('"device"', '"devise"'))
+    for content in ('{"kind": "ar', "[1, 2]", "", *other_types):
         (folder / "models" / "arm" / name).write_text(content)
         with pytest.raises(fs.UserError, match=rf"arm/{name} is damaged .*; restore it from a copy, or remove it"):
             list(run(folder))
@@ -309,6 +312,18 @@ def test_command_resumes_and_says_what_remains(complete_training, tmp_path, few,
     assert result.exit_code == 0
     assert "score mdm" in result.output
     assert f"finished: the twins, their scores and their cards are in {folder / 'models'}" in result.output
+
+
+def test_interrupt_says_how_many_steps_are_saved(tmp_path, monkeypatch):
+    def interrupted(*_, **__):
+        (tmp_path / "arm" / "step-000120").mkdir(parents=True)
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(segments, "train_segment", interrupted)
+    result = run_command("--out", str(tmp_path), "--tiny")
+    sentence = "interrupted; 120 of 200 steps of arm are saved; run the same command to resume"
+    assert (result.exit_code, result.stderr) == (130, f"floatscope: {sentence}\n")
 
 
 def test_command_and_licence_are_passed_to_the_cards(tmp_path, monkeypatch):

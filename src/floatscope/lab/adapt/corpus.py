@@ -1,7 +1,7 @@
 """The training data of an adaptation: token ids of the text, its paragraphs, the questions, the tokenizer.
 
 corpus = prepare_corpus(folder, model, TrainingFiles(text=[…], data=[…], held_out_text=[…], held_out_data=[…]))
-corpus.facts                       # files, digests, sizes, number of excluded questions
+corpus.facts                       # of corpus.json: files, digests, sizes, number of excluded questions
 corpus.ids("text")                 # or "held_out": one long array of token ids
 find_gaps("The town is old. That winter the river froze at Oslo.")     # [("That winter the … Oslo.", ["Oslo"])]
 
@@ -23,11 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import to_builtins
 
 from floatscope.errors import UserError
 from floatscope.files.atomic import explain_write_errors
 from floatscope.files.digests import sha256_file
-from floatscope.files.json_files import read_json, write_json
+from floatscope.files.json_files import write_json
+from floatscope.files.records import Record, read_typed
 from floatscope.lab.adapt.recipe import require_tokenizer
 from floatscope.lab.adapt.scores import LENGTH
 from floatscope.lab.training.text import NO_TEXT, OPENERS, read_text
@@ -81,18 +83,32 @@ class QuestionFormat:
     pad_id: int
 
 
+class CorpusFacts(Record):
+    """The type of corpus.json."""
+
+    base: str | None  # fingerprint of its weights
+    files: dict[str, dict[str, str]]  # kind → name → sha256
+    tokens: int
+    paragraphs: int
+    questions: int
+    excluded: int
+    chat: bool
+    end_id: int
+    pad_id: int
+
+
 @dataclass(frozen=True)
 class Corpus:
-    """A prepared corpus; `facts` is the content of corpus.json."""
+    """A prepared corpus."""
 
     folder: Path
-    facts: dict[str, Any]
+    facts: CorpusFacts
 
     def question_format(self) -> QuestionFormat:
         """Open the tokenizer with the settings for questions."""
         tokenizer = open_tokenizer(self.folder)
         assert tokenizer is not None  # `prepare_corpus` wrote it
-        return QuestionFormat(tokenizer, self.facts["chat"], self.facts["end_id"], self.facts["pad_id"])
+        return QuestionFormat(tokenizer, self.facts.chat, self.facts.end_id, self.facts.pad_id)
 
     def ids(self, name: str = "text") -> np.ndarray:
         """Return the token ids of the text, or of the held-out text ("held_out")."""
@@ -126,11 +142,11 @@ def prepare_corpus(folder: Path, model: Model, training_files: TrainingFiles) ->
         refuse_held_out(train, held_out)
     digests = training_files.digests
     if is_prepared:
-        stored = read_json(folder / RECORD)
-        if stored["base"] != model.spec.weights:
+        stored = read_facts(folder)
+        if stored.base != model.spec.weights:
             raise UserError(f"{folder} was prepared for another base; use another --out")
-        if any(digests.values()) and stored["files"] != digests:
-            names = ", ".join(name for by_name in stored["files"].values() for name in by_name)
+        if any(digests.values()) and stored.files != digests:
+            names = ", ".join(name for by_name in stored.files.values() for name in by_name)
             raise UserError(f"{folder} was prepared from {names}; give those, or another --out")
         return Corpus(folder, stored)
     if not training_files.text:
@@ -154,17 +170,22 @@ def prepare_corpus(folder: Path, model: Model, training_files: TrainingFiles) ->
                 f"the held-out text has {held_out_tokens:,} tokens, but measuring needs at least {needed}; give more of"
                 " it, or none"
             )
-        facts = {
-            "base": model.spec.weights,
-            "files": digests,
-            "tokens": tokens,
-            "paragraphs": len(passages),
-            "questions": len(questions),
-            "excluded": excluded,
+        facts = CorpusFacts(
+            base=model.spec.weights,
+            files=digests,
+            tokens=tokens,
+            paragraphs=len(passages),
+            questions=len(questions),
+            excluded=excluded,
             **_question_settings(model),
-        }
-        write_json(folder / RECORD, facts)
+        )
+        write_json(folder / RECORD, to_builtins(facts))
     return Corpus(folder, facts)
+
+
+def read_facts(folder: Path) -> CorpusFacts:
+    """Read the corpus.json of a prepared corpus."""
+    return read_typed(folder / RECORD, CorpusFacts, f"remove {folder} and run the same command again")
 
 
 def _read_questions(training_files: TrainingFiles) -> tuple[list[Sample], int]:

@@ -11,24 +11,41 @@ gets its name when it is complete; then the one before it is removed.
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from huggingface_hub import split_state_dict_into_shards_factory
+from msgspec import Meta
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from floatscope.errors import UserError
 from floatscope.files.atomic import PART_SUFFIX, write_folder_atomic
+from floatscope.files.records import Record, read_typed
 from floatscope.lab.training.progress import Progress, Recipe
 
 MAX_SHARD_BYTES = 15 * 1000**2
 PROGRESS = "progress.json"
+
+logger = logging.getLogger(__name__)
+
+
+class CheckpointRecord(Record):
+    """The type of progress.json."""
+
+    kind: str
+    recipe: dict[str, Any]
+    corpus: str  # digest
+    step: Annotated[int, Meta(ge=0)]
+    losses: list[tuple[int, float, float]]
+    seconds: float
+    pending: list[tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -52,30 +69,41 @@ def save_checkpoint(training: Training, progress: Progress) -> Path:
                 save_file(shard, part / file)
             identity = {"kind": training.kind, "recipe": training.recipe.as_json, "corpus": training.corpus_digest}
             (part / PROGRESS).write_text(json.dumps({**identity, **progress.as_json}))
+        logger.info("saved %s", checkpoint)
     for other in training.folder.glob("step-*"):  # older checkpoints, and parts that a kill left behind
         if other != checkpoint:
             shutil.rmtree(other)
     return checkpoint
 
 
+def find_checkpoints(folder: Path) -> list[Path]:
+    """Return the complete checkpoints in a folder, the latest last."""
+    return sorted(p for p in folder.glob("step-*") if p.is_dir() and p.suffix != PART_SUFFIX)
+
+
+def count_saved_steps(folder: Path) -> int:
+    """Return the step of the latest checkpoint in a folder; 0 without one."""
+    checkpoints = find_checkpoints(folder)
+    return int(checkpoints[-1].name.removeprefix("step-")) if checkpoints else 0
+
+
 def restore_checkpoint(training: Training) -> Progress | None:
     """Load the latest checkpoint into the module and the optimizer; return its progress, None without a checkpoint."""
-    checkpoints = sorted(p for p in training.folder.glob("step-*") if p.is_dir() and p.suffix != PART_SUFFIX)
+    checkpoints = find_checkpoints(training.folder)
     if not checkpoints:
         return None
     latest = checkpoints[-1]
+    record = read_typed(latest / PROGRESS, CheckpointRecord, f"remove {latest} to start again")
+    progress = Progress(record.step, record.losses, record.seconds, list(map(torch.tensor, record.pending)))
     try:
-        record = json.loads((latest / PROGRESS).read_text())
         parts: dict[str, Tensor] = {}
         for shard in sorted(latest.glob("shard*.safetensors")):
             parts |= load_file(shard)
         stored = _join_parts(parts)
-        kind, recipe, corpus_digest = record["kind"], record["recipe"], record["corpus"]
-        progress = Progress.from_json(record)
-    except (OSError, ValueError, TypeError, LookupError, SafetensorError) as error:
+    except (OSError, ValueError, TypeError, SafetensorError) as error:
         raise UserError(f"the checkpoint {latest} is damaged ({error}); remove it to start again") from error
-    check_same_training(latest, (kind, recipe), training.kind, training.recipe)
-    if corpus_digest != training.corpus_digest:
+    check_same_training(latest, (record.kind, record.recipe), training.kind, training.recipe)
+    if record.corpus != training.corpus_digest:
         raise UserError(f"{latest} was trained on other files or another base; give those, or use another --out")
     state = _training_state(training.module, training.optimizer, progress.step)
     if stored.keys() != state.keys():
@@ -85,6 +113,7 @@ def restore_checkpoint(training: Training) -> Progress | None:
     with torch.no_grad():
         for name, tensor in state.items():
             tensor.copy_(stored[name].reshape(tensor.shape))
+    logger.info("resumed from %s", latest)
     return progress
 
 

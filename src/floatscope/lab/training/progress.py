@@ -62,13 +62,6 @@ class Progress:
         pending = [losses.tolist() for losses in self.pending]
         return {"step": self.step, "losses": self.losses, "seconds": self.seconds, "pending": pending}
 
-    @classmethod
-    def from_json(cls, record: dict[str, Any]) -> Progress:
-        """Read back what `as_json` returned."""
-        losses = [(int(step), float(text), float(answers)) for step, text, answers in record["losses"]]
-        pending = [torch.tensor([float(text), float(answers)]) for text, answers in record["pending"]]
-        return cls(int(record["step"]), losses, float(record["seconds"]), pending)
-
 
 @dataclass(frozen=True)
 class ProgressEvent:

@@ -1,8 +1,8 @@
 """training.json: how a model was trained, beside its weights. The card is made from it.
 
-record = {"kind": "mdm", **run_record(recipe, progress, tokens, device=…, parameters=…, weights=…, command=…)}
-write_json(folder / TRAINING, record)
-read_training(folder)["steps"]
+run = run_record(progress, tokens, device=…, parameters=…, weights=…, command=…)
+write_training(folder, TwinTraining(kind="mdm", recipe=recipe, **run, …))
+read_training(folder, TwinTraining).steps
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ from __future__ import annotations
 import platform
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from msgspec import to_builtins
 
 from floatscope import __version__
-from floatscope.errors import UserError
-from floatscope.files.json_files import read_json
-from floatscope.lab.training.progress import Progress, Recipe
+from floatscope.errors import UserError, name_in_errors
+from floatscope.files.json_files import write_json
+from floatscope.files.records import Record, read_typed
+from floatscope.lab.training.progress import Progress
 
 TRAINING = "training.json"
 RENAMED_KEYS = {  # 0.6 → now
@@ -29,11 +31,30 @@ RENAMED_KEYS = {  # 0.6 → now
     "left_out": "excluded",
     "end": "end_id",
     "fill": "pad_id",
+    "says": "caption",
 }
 
 
+class TrainingRecord(Record):
+    """What every training.json has, beside its recipe."""
+
+    kind: str
+    command: str
+    steps: int
+    tokens: int
+    seconds: float
+    tokens_per_second: int
+    device: str
+    versions: dict[str, str]
+    parameters: int
+    weights: str  # sha256 of their file
+    losses: list[tuple[int, float, float]]  # (step, text, answers)
+
+
+Training = TypeVar("Training", bound=TrainingRecord)
+
+
 def run_record(
-    recipe: Recipe,
     progress: Progress,
     tokens: int,
     *,
@@ -42,7 +63,7 @@ def run_record(
     weights: str,
     command: str,
 ) -> dict[str, Any]:
-    """Return the entries every training.json has; `tokens` is the total, `weights` the sha256 of the weights' file."""
+    """Return the measured entries of a training.json; `tokens` is the total, `weights` the sha256 of their file."""
     return {
         "command": command,
         "steps": progress.step,
@@ -53,22 +74,28 @@ def run_record(
         "versions": library_versions(),
         "parameters": parameters,
         "weights": weights,
-        "recipe": recipe.as_json,
-        "losses": [[step, *(float(f"{loss:.5g}") for loss in losses)] for step, *losses in progress.losses],
+        "losses": [(step, float(f"{text:.5g}"), float(f"{answers:.5g}")) for step, text, answers in progress.losses],
     }
 
 
-def read_training(folder: Path) -> dict[str, Any]:
+def write_training(folder: Path, record: TrainingRecord) -> None:
+    """Write training.json."""
+    write_json(folder / TRAINING, to_builtins(record))
+
+
+def read_training(folder: Path, kind: type[Training]) -> Training:
     """Read the training.json of a model or adapter; keys of floatscope 0.6 are renamed."""
-    if not (folder / TRAINING).is_file():
+    path = folder / TRAINING
+    if not path.is_file():
         raise UserError(f"{folder} has no {TRAINING}, so floatscope did not train it; use another --out")
-    return dict(_rename_keys(read_json(folder / TRAINING)))
+    with name_in_errors(path):  # a recipe checks its numbers
+        return read_typed(path, kind, upgrade=rename_keys)
 
 
-def _rename_keys(content: Any) -> Any:
-    if isinstance(content, dict):
-        return {RENAMED_KEYS.get(key, key): _rename_keys(value) for key, value in content.items()}
-    return content
+def rename_keys(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the content with the keys of floatscope 0.6 renamed, also inside."""
+    renamed = ((RENAMED_KEYS.get(key, key), value) for key, value in content.items())
+    return {key: rename_keys(value) if isinstance(value, dict) else value for key, value in renamed}
 
 
 def library_versions() -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Attention statistics of a twin beside its untrained control: the numbers in its card.
 
     for event in measure_attention(Path("twins/models/mdm")): ...        # writes attention.json beside the weights
-    read_attention(folder)["tables"]["floating"]
+    read_attention(folder).tables["floating"]
 
 The twin, and the same architecture with fresh weights (three seeds), answer the same questions with every step traced.
 Intervals are 95 % CIs from a bootstrap over questions, for the control over seeds as well.
@@ -16,6 +16,7 @@ from typing import Any
 
 import pandas as pd
 import torch
+from msgspec import to_builtins
 
 from floatscope.analysis import absorption, difference, floating
 from floatscope.analysis.floating import THIRDS
@@ -23,7 +24,9 @@ from floatscope.analysis.statistics import estimate
 from floatscope.capture.watcher import Watch
 from floatscope.files.atomic import explain_write_errors
 from floatscope.files.digests import sha256_file
-from floatscope.files.json_files import read_json, write_json
+from floatscope.files.json_files import write_json
+from floatscope.files.records import Record, read_typed
+from floatscope.lab.training.record import rename_keys
 from floatscope.lab.twins.examples import build_prompt
 from floatscope.lab.twins.scores import EvaluationEvent
 from floatscope.models.checkpoint import WEIGHTS_FILE
@@ -46,6 +49,23 @@ MISSING = "–"
 FLOATING_ROWS = (("moved", "all"), ("moved", "predicting"), ("within", "all"), ("across", "all"))
 MASK_RATIOS = (0.0, 0.25, 0.5, 0.75, 0.9)
 WATCH = Watch(fields=("received", "uniform", "visible_rows", "eligible"))
+
+
+class AttentionTable(Record):
+    """A table of the card."""
+
+    caption: str
+    columns: list[str]
+    rows: list[list[str]]
+
+
+class AttentionRecord(Record):
+    """The type of attention.json."""
+
+    weights: str  # sha256 of their file
+    samples: int
+    steps: int
+    tables: dict[str, AttentionTable]
 
 
 def measure_attention(
@@ -74,20 +94,17 @@ def measure_attention(
     if masked:
         results["masks"] = _mask_table(*masked)
     weights = sha256_file(folder / WEIGHTS_FILE)
-    record = {"weights": weights, "samples": len(samples), "steps": NEW_TOKENS, "tables": results}
+    record = AttentionRecord(weights=weights, samples=len(samples), steps=NEW_TOKENS, tables=results)
     with explain_write_errors("the attention", folder):
-        write_json(folder / ATTENTION, record)
+        write_json(folder / ATTENTION, to_builtins(record))
 
 
-def read_attention(folder: Path) -> dict[str, Any] | None:
+def read_attention(folder: Path) -> AttentionRecord | None:
     """Return the measurements of the weights in `folder`; None if there are none."""
     if not (folder / ATTENTION).is_file():
         return None
-    record = read_json(folder / ATTENTION)
-    for table in record["tables"].values():
-        if "says" in table:  # the key of floatscope 0.6
-            table["caption"] = table.pop("says")
-    return record if record.get("weights") == sha256_file(folder / WEIGHTS_FILE) else None
+    record = read_typed(folder / ATTENTION, AttentionRecord, upgrade=rename_keys)
+    return record if record.weights == sha256_file(folder / WEIGHTS_FILE) else None
 
 
 def _trace_answer(model: Model, sample: Sample) -> Trace:
@@ -105,19 +122,19 @@ def _trace_answer(model: Model, sample: Sample) -> Trace:
     return out.trace
 
 
-def _first_key_table(twin_traces: list[Trace], *control_traces: list[Trace]) -> dict[str, Any]:
+def _first_key_table(twin_traces: list[Trace], *control_traces: list[Trace]) -> AttentionTable:
     twin = _first_key_absorption(twin_traces)
     controls = [_first_key_absorption(traces) for traces in control_traces]
     estimates = _compare(twin, controls, ["percent", "lift"], ["layer"])
-    return {
-        "caption": "Attention received by the first key, in percent of each layer's attention and as lift (1 = uniform"
+    return AttentionTable(
+        caption="Attention received by the first key, in percent of each layer's attention and as lift (1 = uniform"
         " attention), mean over steps.",
-        "columns": ["layer", "percent", "untrained", "difference", "lift", "untrained", "difference"],
-        "rows": [
+        columns=["layer", "percent", "untrained", "difference", "lift", "untrained", "difference"],
+        rows=[
             [str(layer), *(_format_estimate(table, "layer", layer) for table in estimates)]
             for layer in twin["layer"].unique()
         ],
-    }
+    )
 
 
 def _first_key_absorption(traces: list[Trace]) -> pd.DataFrame:
@@ -125,7 +142,7 @@ def _first_key_absorption(traces: list[Trace]) -> pd.DataFrame:
     return table[table["set"] == "first"]
 
 
-def _floating_table(twin_traces: list[Trace], *control_traces: list[Trace]) -> dict[str, Any]:
+def _floating_table(twin_traces: list[Trace], *control_traces: list[Trace]) -> AttentionTable:
     tables = [floating(traces) for traces in (twin_traces, *control_traces)]
     rows = []
     for name, group in FLOATING_ROWS:
@@ -137,27 +154,27 @@ def _floating_table(twin_traces: list[Trace], *control_traces: list[Trace]) -> d
         rows += [
             [name, group, third, *(_format_estimate(table, "third", third) for table in by_third)] for third in thirds
         ]
-    return {
-        "caption": "Moved: the share of the attention of all queries, or of the predicting rows, that moves from one"
+    return AttentionTable(
+        caption="Moved: the share of the attention of all queries, or of the predicting rows, that moves from one"
         " step to the next. Within: the share of steps whose top key is not the most frequent one of that text and"
         " layer. Across: the share of steps, over all texts, whose top key is not at the layer's most frequent"
         " position. Within and across count the steps whose top key has a lift of 2 or more; – if there are none.",
-        "columns": ["index", "queries", "layers", "twin", "untrained", "difference"],
-        "rows": rows,
-    }
+        columns=["index", "queries", "layers", "twin", "untrained", "difference"],
+        rows=rows,
+    )
 
 
-def _mask_table(twin: pd.DataFrame, *controls: pd.DataFrame) -> dict[str, Any]:
+def _mask_table(twin: pd.DataFrame, *controls: pd.DataFrame) -> AttentionTable:
     estimates = _compare(twin, list(controls), ["percent", "lift"], ["masked"])
-    return {
-        "caption": "The key of largest lift in one forward over passages, question and answer, by the share of tokens"
+    return AttentionTable(
+        caption="The key of largest lift in one forward over passages, question and answer, by the share of tokens"
         " that is masked: percent of the attention, and lift, mean over layers.",
-        "columns": ["masked", "percent", "untrained", "difference", "lift", "untrained", "difference"],
-        "rows": [
+        columns=["masked", "percent", "untrained", "difference", "lift", "untrained", "difference"],
+        rows=[
             [f"{ratio:.0%}", *(_format_estimate(table, "masked", ratio) for table in estimates)]
             for ratio in MASK_RATIOS
         ],
-    }
+    )
 
 
 def _absorption_by_mask_ratio(model: Model, sample: Sample) -> Iterator[pd.DataFrame]:

@@ -6,7 +6,6 @@ for rows in batches(corpus, recipe, start=0, workers=8): ...        # batch i do
 
 from __future__ import annotations
 
-import json
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,9 +14,12 @@ from random import Random
 from typing import Any
 
 import numpy as np
+from msgspec import to_builtins
 
 from floatscope.errors import UserError
 from floatscope.files.digests import sha256_file
+from floatscope.files.json_files import write_json
+from floatscope.files.records import Record, read_typed
 from floatscope.lab.training.prefetch import prefetch
 from floatscope.lab.training.text import NO_TEXT, read_text
 from floatscope.lab.twins.examples import Rows, build_prompt, make_rows
@@ -39,12 +41,21 @@ TOKENIZER_PROMPTS = 6000  # of the worlds, for the same
 MAX_PASSAGES = 8  # of one example; `examples.MANY_PASSAGES_FACTOR` times as many are allowed at times
 
 
+class CorpusFacts(Record):
+    """The type of corpus.json."""
+
+    text: dict[str, str]  # file → sha256
+    vocabulary: int
+    characters: int
+    tokens: int
+
+
 @dataclass(frozen=True)
 class Corpus:
-    """A prepared corpus; `facts` has the text files with their digests, the vocabulary and the sizes."""
+    """A prepared corpus."""
 
     folder: Path
-    facts: dict[str, Any]
+    facts: CorpusFacts
 
     def open(self) -> tuple[Any, np.ndarray]:
         """Return the transformers tokenizer, and the text as one array of token ids."""
@@ -64,14 +75,14 @@ def prepare_corpus(folder: Path, files: Sequence[Path], recipe: Recipe) -> Corpu
     record = folder / RECORD
     digests = {path.name: sha256_file(path) for path in files}
     if record.is_file():
-        stored = json.loads(record.read_text())
-        if stored["vocabulary"] != recipe.vocabulary:
+        stored = read_typed(record, CorpusFacts, f"remove {folder} and run the same command again")
+        if stored.vocabulary != recipe.vocabulary:
             raise UserError(
-                f"{folder} was prepared for a vocabulary of {stored['vocabulary']}, not {recipe.vocabulary}; give the"
+                f"{folder} was prepared for a vocabulary of {stored.vocabulary}, not {recipe.vocabulary}; give the"
                 " settings it was started with, or another --out"
             )
-        if digests and stored["text"] != digests:
-            raise UserError(f"{folder} was prepared from {', '.join(stored['text'])}; give those, or another --out")
+        if digests and stored.text != digests:
+            raise UserError(f"{folder} was prepared from {', '.join(stored.text)}; give those, or another --out")
         return Corpus(folder, stored)
     if not files:
         raise UserError(NO_TEXT)
@@ -86,9 +97,8 @@ def prepare_corpus(folder: Path, files: Sequence[Path], recipe: Recipe) -> Corpu
         tokenizer.save_pretrained(str(folder))
         ids = np.array(WordTokenizer(tokenizer).encode(text), np.uint16)
         np.save(folder / "text.npy", ids)
-        sizes = {"vocabulary": recipe.vocabulary, "characters": len(text), "tokens": len(ids)}
-        facts = {"text": digests, **sizes}
-        record.write_text(json.dumps(facts, indent=1))
+        facts = CorpusFacts(text=digests, vocabulary=recipe.vocabulary, characters=len(text), tokens=len(ids))
+        write_json(record, to_builtins(facts))
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error
     return Corpus(folder, facts)

@@ -13,15 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from msgspec import field, to_builtins
 
 from floatscope.analysis.statistics import wilson
 from floatscope.files.atomic import explain_write_errors
 from floatscope.files.digests import sha256_file
-from floatscope.files.json_files import read_json, write_json
+from floatscope.files.json_files import write_json
+from floatscope.files.records import Record, read_typed
 from floatscope.lab.training.record import device_name
 from floatscope.lab.twins.examples import build_prompt
 from floatscope.lab.twins.held_out import SIZES
@@ -51,6 +52,27 @@ class Score:
 
     def __str__(self) -> str:
         return f"{self.acc:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+class FileScore(Record, omit_defaults=True):
+    """The entry of a question file in scores.json: its score, and what else the file measures."""
+
+    acc: float
+    low: float
+    high: float
+    n: int
+    by_gold: list[Score] = field(default_factory=list)  # `reading-5`: by the position of the gold passage
+    f1: float | None = None  # `biography`: the mean, and that of the share of the facts that an answer states
+    facts: float | None = None
+
+
+class TwinScores(Record):
+    """The type of scores.json."""
+
+    weights: str  # sha256 of their file
+    device: str
+    dtype: str
+    files: dict[str, FileScore]
 
 
 @dataclass(frozen=True)
@@ -110,8 +132,8 @@ def evaluate_twin(
     if not missing_files(scores) or is_over():
         return
     model = load(folder, device=device)
-    scores |= {"device": device_name(model.device), "dtype": str(model.dtype).removeprefix("torch.")}
-    answered, questions = sum(SIZES[name] for name in scores["files"]), sum(SIZES.values())
+    scores.device, scores.dtype = device_name(model.device), str(model.dtype).removeprefix("torch.")
+    answered, questions = sum(SIZES[name] for name in scores.files), sum(SIZES.values())
     for name in missing_files(scores):
         if is_over():
             return
@@ -121,44 +143,37 @@ def evaluate_twin(
             answers[i] = answer
             answered += 1
             yield EvaluationEvent(folder.name, answered, questions, name)
-        scores["files"][name] = score_answers(name, samples, [answers[i] for i in range(len(samples))])
+        scores.files[name] = score_answers(name, samples, [answers[i] for i in range(len(samples))])
         with explain_write_errors("the scores", folder):
-            write_json(folder / SCORES, scores)
+            write_json(folder / SCORES, to_builtins(scores))
 
 
-def score_answers(name: str, samples: Sequence[Sample], answers: Sequence[str]) -> dict[str, Any]:
-    """Return the entry of a file in scores.json: accuracy, and what else the file measures.
-
-    `reading-5` has the accuracy by the position of the gold passage, `biography` the mean of f1 and of the share of the
-    facts that an answer states.
-    """
+def score_answers(name: str, samples: Sequence[Sample], answers: Sequence[str]) -> FileScore:
+    """Return the entry of a file in scores.json."""
     pairs = list(zip(answers, samples, strict=True))
     correct = [acc(answer, sample.answers) for answer, sample in pairs]
-    entry = asdict(wilson_score(correct))
+    entry = FileScore(**asdict(wilson_score(correct)))
     if name == "reading-5":
-        return entry | _score_by_gold_position(samples, correct)
+        entry.by_gold = _score_by_gold_position(samples, correct)
     if name == "biography":
-        means = {
-            "f1": np.mean([f1(answer, sample.answers) for answer, sample in pairs]),
-            "facts": np.mean([share_of_facts(answer, sample) for answer, sample in pairs]),
-        }
-        return entry | {key: round(float(mean), 4) for key, mean in means.items()}
+        entry.f1 = round(float(np.mean([f1(answer, sample.answers) for answer, sample in pairs])), 4)
+        entry.facts = round(float(np.mean([share_of_facts(answer, sample) for answer, sample in pairs])), 4)
     return entry
 
 
-def read_scores(folder: Path) -> dict[str, Any]:
-    """Return the scores of the weights in `folder`: {"weights": sha256, "files": {name: score}, …}."""
+def read_scores(folder: Path) -> TwinScores:
+    """Return the scores of the weights in `folder`, without files if there are none yet."""
     weights = sha256_file(folder / WEIGHTS_FILE)
     if (folder / SCORES).is_file():
-        scores = read_json(folder / SCORES)
-        if scores.get("weights") == weights:
+        scores = read_typed(folder / SCORES, TwinScores)
+        if scores.weights == weights:
             return scores
-    return {"weights": weights, "device": "", "dtype": "", "files": {}}
+    return TwinScores(weights=weights, device="", dtype="", files={})
 
 
-def missing_files(scores: dict[str, Any]) -> list[str]:
+def missing_files(scores: TwinScores) -> list[str]:
     """Return the question files that have no score yet."""
-    return [name for name in SIZES if name not in scores["files"]]
+    return [name for name in SIZES if name not in scores.files]
 
 
 def chance_accuracy(name: str) -> float | None:
@@ -175,8 +190,8 @@ def chance_accuracy(name: str) -> float | None:
     return None
 
 
-def _score_by_gold_position(samples: Sequence[Sample], correct: Sequence[float]) -> dict[str, Any]:
+def _score_by_gold_position(samples: Sequence[Sample], correct: Sequence[float]) -> list[Score]:
     """Return the scores by the position of the gold passage."""
     position = np.array([sample.meta["gold_at"] for sample in samples])
     by_position = (np.array(correct)[position == p].tolist() for p in np.unique(position))
-    return {"by_gold": [asdict(wilson_score(part)) for part in by_position]}
+    return [wilson_score(part) for part in by_position]

@@ -14,19 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import to_builtins
 from torch import nn
 
 from floatscope.errors import UserError
 from floatscope.files.atomic import explain_write_errors, write_folder_atomic
 from floatscope.files.digests import sha256_file, sha256_json
-from floatscope.files.json_files import write_json
-from floatscope.lab.training.checkpoint import Training, check_same_training
+from floatscope.lab.training.checkpoint import Training, check_same_training, count_saved_steps
 from floatscope.lab.training.progress import Progress, ProgressEvent
-from floatscope.lab.training.record import TRAINING, read_training, run_record
+from floatscope.lab.training.record import read_training, run_record, write_training
 from floatscope.lab.training.segments import CORPUS, Segment, refuse_old_folder, run_segment
 from floatscope.lab.twins.attention import measure_attention, read_attention
 from floatscope.lab.twins.card import write_card
 from floatscope.lab.twins.corpus import Corpus, batches, prepare_corpus
+from floatscope.lab.twins.record import TrainingText, TwinTraining
 from floatscope.lab.twins.scores import EvaluationEvent, evaluate_twin, missing_files, read_scores
 from floatscope.lab.twins.train import KINDS, Recipe, build_module, build_optimizer, train_steps
 from floatscope.models.checkpoint import WEIGHTS_FILE
@@ -65,8 +66,8 @@ def train_segment(
         for kind in KINDS:
             model_folder = folder / "models" / kind
             if kind not in _untrained_kinds(folder):
-                stored = read_training(model_folder)
-                check_same_training(model_folder, (stored["kind"], stored["recipe"]), kind, recipes[kind])
+                stored = read_training(model_folder, TwinTraining)
+                check_same_training(model_folder, (stored.kind, stored.recipe.as_json), kind, recipes[kind])
             elif not segment.is_over:
                 yield from _train(segment, kind, recipes[kind], corpus, torch_device, compiled)
     if not _untrained_kinds(folder):
@@ -87,6 +88,13 @@ def remaining_work(folder: Path) -> list[str]:
     return [*untrained, *(f"scores of {kind}" for kind in unscored), *(f"attention of {kind}" for kind in unmeasured)]
 
 
+def describe_saved(folder: Path, recipes: Mapping[str, Recipe]) -> str:
+    """Return how much of the training is saved, in words."""
+    for kind in _untrained_kinds(folder):
+        return f"{count_saved_steps(folder / kind)} of {recipes[kind].steps} steps of {kind} are saved"
+    return "all twins are trained, and what is scored is saved"
+
+
 def _untrained_kinds(folder: Path) -> list[str]:
     return [kind for kind in KINDS if not (folder / "models" / kind / "config.json").is_file()]
 
@@ -100,7 +108,7 @@ def _train(
         _copy_weights(models / "arm", module)
     module.to(device)
     optimizer = build_optimizer(module, recipe)
-    training = Training(segment.folder / kind, kind, recipe, sha256_json(corpus.facts), module, optimizer)
+    training = Training(segment.folder / kind, kind, recipe, sha256_json(to_builtins(corpus.facts)), module, optimizer)
     rows = partial(batches, corpus, recipe, workers=segment.workers)
     steps = partial(train_steps, module, optimizer, recipe, kind, compiled=compiled)
     progress = yield from run_segment(training, rows, steps, segment, tokens_per_step)
@@ -125,7 +133,6 @@ def write_twin(
         write_checkpoint(part, _to_qwen2(module) if layout == "dream" else module, layout, extra_config=ids)
         tokenizer.save_pretrained(str(part))
         run = run_record(
-            recipe,
             progress,
             progress.step * recipe.batch * recipe.length,
             device=device,
@@ -134,9 +141,8 @@ def write_twin(
             command=segment.command,
         )
         facts = corpus.facts
-        text = {"files": facts["text"], "characters": facts["characters"], "tokens": facts["tokens"]}
-        text["licence"] = segment.licence
-        write_json(part / TRAINING, {"kind": kind, "seed": recipe.seed, **run, "text": text})
+        text = TrainingText(files=facts.text, characters=facts.characters, tokens=facts.tokens, licence=segment.licence)
+        write_training(part, TwinTraining(kind=kind, seed=recipe.seed, recipe=recipe, text=text, **run))
 
 
 def _to_qwen2(llama: Any) -> nn.Module:
