@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from floatscope.errors import UserError
+from floatscope.errors import UserError, printable
 from floatscope.files.atomic import write_atomic
 
 DIGEST = "digest"
@@ -60,19 +60,26 @@ def parse_record(
 ) -> dict[str, Any]:
     """Return the object in a JSON text without its digest; a ValueError says what is wrong."""
     try:
-        content = msgspec.convert(json.loads(text), dict[str, Any])
+        content = json.loads(text)
+        check_type(content, dict[str, Any])
         digest = content.pop(DIGEST, None)
         if digest is not None and digest != _digest(content):
             raise ValueError("its contents do not match its digest")
         upgraded = upgrade(content)
-        msgspec.convert(upgraded, kind)
+        check_type(upgraded, kind)
     except (RecursionError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError("it is not valid JSON") from error
-    except msgspec.ValidationError as error:
-        raise ValueError(str(error).replace("`", "'").replace(" at '$.", " in '")) from error
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"it is no {kind.__name__}") from error
     return upgraded
+
+
+def check_type(content: object, kind: Any) -> None:
+    """Raise a ValueError that names the entry of a JSON value that does not have this type."""
+    try:
+        msgspec.convert(content, kind, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise ValueError(printable(error).replace("`", "'").replace(" at '$.", " in '")) from error
 
 
 def _digest(content: Mapping[str, Any]) -> str:
