@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 from floatscope.cli import options as o
-from floatscope.cli.console import make_console, print_line
+from floatscope.cli.console import make_console, print_line, print_text
 
 
 def adapt(
@@ -99,6 +99,7 @@ def adapt(
                 task = bars.add_task("adapt", total=event.steps, text="")
             bars.update(task, completed=event.step, text=losses + rate)
     if remaining := remaining_work(out):
-        console.print(f"this segment is over; still to do: {', '.join(remaining)}; run the same command to resume")
+        still = ", ".join(remaining)
+        print_text(console, f"this segment is over; still to do: {still}; run the same command to resume")
     else:
-        console.print(f"finished: {out / 'adapter'} and its model card; open it as {model}+{out / 'adapter'}")
+        print_text(console, f"finished: {out / 'adapter'} and its model card; open it as {model}+{out / 'adapter'}")

@@ -11,7 +11,7 @@ import typer
 
 from floatscope.cli import options as o
 from floatscope.cli.console import print_line, print_skipped, show_status
-from floatscope.errors import UserError
+from floatscope.errors import UserError, escape_controls
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -141,5 +141,5 @@ def _draw_cell(rows: pd.DataFrame) -> Text:
 
 def _shorten(piece: str) -> str:
     """A token in a few characters; spaces and newlines are made visible."""
-    visible = "".join(VISIBLE.get(c, c if c.isprintable() else f"\\x{ord(c):02x}") for c in piece)
+    visible = escape_controls("".join(VISIBLE.get(c, c) for c in piece))
     return visible if len(visible) <= TOKEN_WIDTH else f"{visible[: TOKEN_WIDTH - 1]}…"

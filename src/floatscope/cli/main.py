@@ -41,7 +41,7 @@ from floatscope.cli.stress import stress
 from floatscope.cli.study import study
 from floatscope.cli.trace import trace
 from floatscope.cli.twins import twins
-from floatscope.errors import UserError
+from floatscope.errors import UserError, escape_controls
 
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 """What click raises for a wrong command, option or value; typer ships its own copy of click."""
@@ -96,7 +96,7 @@ def explain_errors() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        typer.echo(f"floatscope: {error}", err=True)
+        typer.echo(f"floatscope: {escape_controls(str(error))}", err=True)
         raise typer.Exit(2) from error
     except KeyboardInterrupt as error:
         typer.echo("floatscope: interrupted; everything finished is kept", err=True)
@@ -109,7 +109,7 @@ def explain_errors() -> Iterator[None]:
     except UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # a group without a command prints its help
             raise
-        typer.echo(f"floatscope: {describe_usage_error(error)}", err=True)
+        typer.echo(f"floatscope: {escape_controls(describe_usage_error(error))}", err=True)
         raise typer.Exit(2) from error
 
 
