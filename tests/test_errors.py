@@ -7,7 +7,7 @@ import unicodedata
 import pytest
 
 from floatscope.cli.console import make_console, print_line, print_table, print_text
-from floatscope.errors import escape_controls, printable
+from floatscope.errors import escape_controls, find_similar, printable
 
 BIDIRECTIONAL = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
@@ -48,3 +48,11 @@ def test_the_terminal_never_gets_a_control_character(c, capsys):
     assert out.count(ascii(c)[1:-1]) == 4
     assert "[b]" in out
     assert "[/b]" in out
+
+
+@pytest.mark.parametrize(
+    ("name", "similar"),
+    [("sumary", "summary"), ("head", "heads"), ("fulll", "full"), ("sunday", None), ("rowboat", None), ("", None)],
+)
+def test_a_hint_is_a_slip_away(name, similar):
+    assert find_similar(name, ["summary", "heads", "rows", "full"]) == similar

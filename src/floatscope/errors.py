@@ -35,9 +35,19 @@ def unknown_choice(kind: str, name: str, allowed: Iterable[str]) -> UserError:
     "unknown level 'sumary' (did you mean 'summary'?); allowed: summary, heads"
     """
     names = list(allowed)
-    matches = difflib.get_close_matches(name, names, n=1)
-    hint = f" (did you mean '{matches[0]}'?)" if matches else ""
+    similar = find_similar(name, names)
+    hint = f" (did you mean '{similar}'?)" if similar else ""
     return UserError(f"unknown {kind} '{name}'{hint}; allowed: {', '.join(names)}")
+
+
+def find_similar(name: str, names: Iterable[str]) -> str | None:
+    """Return the name that a slip or two turn into `name`, or None: two words of one length are not yet similar.
+
+    >>> find_similar("promt", ["preset", "prompt"]), find_similar("promt", ["preset"])
+    ('prompt', None)
+    """
+    cutoff = 0.75 if len(name) > 3 else 0.6  # one wrong letter of four, or of three in a short name
+    return next(iter(difflib.get_close_matches(name, list(names), 1, cutoff)), None)
 
 
 # Texts from files and libraries, as part of a message

@@ -297,7 +297,7 @@ def test_damaged_samples_are_named_and_decoded_again_on_request(models, tmp_path
     content = bytearray(one.read_bytes())
     content[-9] ^= 1
     one.write_bytes({"flip": bytes(content), "empty": b"", "swap": two.read_bytes()}[damage])
-    with pytest.raises(UserError, match=r"one\.safetensors is .*\n.*is not resumed; --redo-damaged"):
+    with pytest.raises(UserError, match=r"one\.safetensors is .*\n.*is not resumed; redo_damaged=True"):
         trace(models["llada"], tmp_path / "run", batch_size=3)
     (batch,) = trace(models["llada"], tmp_path / "run", batch_size=3, redo_damaged=True)
     assert set(batch.samples) == ({"one", "four"} if is_interrupted else {"one"})

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -41,7 +42,7 @@ from floatscope.cli.stress import stress
 from floatscope.cli.study import study
 from floatscope.cli.trace import trace
 from floatscope.cli.twins import twins
-from floatscope.errors import UserError, escape_controls
+from floatscope.errors import UserError, escape_controls, find_similar
 
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 """What click raises for a wrong command, option or value; typer ships its own copy of click."""
@@ -74,6 +75,12 @@ RENAMED_OPTIONS = {
 """Options of 0.6 → their names now, for the hint of the error."""
 
 
+ARGUMENTS = re.compile(
+    r"\b(mask_id|shift|device|dtype|revision|trust_remote_code|chat|infill|new_tokens|redo_damaged)=('[^']*'|\w+)?"
+)
+"""Arguments of Python as messages write them."""
+
+
 class Commands(TyperGroup):
     """The group of all commands; the one place where errors become sentences and exit codes."""
 
@@ -96,7 +103,7 @@ def explain_errors() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        typer.echo(f"floatscope: {escape_controls(str(error))}", err=True)
+        typer.echo(f"floatscope: {escape_controls(name_flags(str(error)))}", err=True)
         raise typer.Exit(2) from error
     except KeyboardInterrupt as error:
         typer.echo("floatscope: interrupted; everything finished is kept", err=True)
@@ -113,17 +120,30 @@ def explain_errors() -> Iterator[None]:
         raise typer.Exit(2) from error
 
 
+def name_flags(message: str) -> str:
+    """The message with flags in place of Python's arguments: device='cpu' → --device cpu, chat=False → --no-chat."""
+
+    def flag(argument: re.Match[str]) -> str:
+        name, value = argument[1].replace("_", "-"), (argument[2] or "").strip("'")
+        if value in ("True", "False"):
+            return f"--{name}" if value == "True" else f"--no-{name}"
+        return f"--{name} {value}".strip()
+
+    return ARGUMENTS.sub(flag, message)
+
+
 def describe_usage_error(error: Any) -> str:
     """click's message as one sentence, with a hint and the help that lists what is allowed."""
     command = error.ctx.command_path if error.ctx else "floatscope"
+    message = " ".join(error.format_message().split()).rstrip(".?").replace(": Input should", ": it should")
+    similar = None
     if type(error).__name__ == "NoSuchOption":
+        message, options = error.message, {option.lstrip("-"): option for option in error.possibilities or []}
         renamed = RENAMED_OPTIONS.get(command.split()[-1], {}).get(error.option_name)
-        near = [renamed] if renamed else sorted(error.possibilities or [])
-        hint = f" (did you mean {' or '.join(near)}?)" if near else ""
-        message = f"{error.message}{hint}"
-    else:
-        message = " ".join(error.format_message().split()).rstrip(".?")
-        message = message.replace(". Did", "; did").replace(": Input should", ": it should")
+        similar = renamed or options.get(find_similar(error.option_name.lstrip("-"), options) or "")
+    elif unknown := re.match(r"No such command '(.*?)'", message):
+        message, similar = unknown[0], find_similar(unknown[1], error.ctx.command.commands)
+    message += f" (did you mean {similar}?)" if similar else ""
     return f"{message[:1].lower()}{message[1:]}; see {command} --help"
 
 

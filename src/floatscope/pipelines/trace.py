@@ -259,7 +259,7 @@ class TracePart(Part):
         if damaged and not self.redo_damaged:
             raise UserError(
                 "\n".join(damaged.values())
-                + f"\n{self.path} is not resumed; --redo-damaged (redo_damaged=True) decodes such samples again"
+                + f"\n{self.path} is not resumed; redo_damaged=True decodes such samples again"
             )
         for sample in damaged:
             run.remove(sample)
