@@ -248,3 +248,39 @@ def test_a_closed_pipe_ends_a_command_like_any_other_tool():
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=60)
     assert done.stdout == "141\n"
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("words", [["--help"], ["data", "twin:reading-5"]])
+def test_a_full_disk_under_stdout_is_one_sentence(words):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "floatscope", *words], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert done.returncode == 2
+    assert done.stderr.startswith("floatscope: cannot write the output (No space left on device); ")
+    assert done.stderr.count("\n") == 1
+
+
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["models", LONG],
+        ["data", LONG],
+        ["report", LONG],
+        ["compare", LONG],
+        ["index", "search", LONG, "x"],
+        ["trace", "twin:mdm", "--prompt", "x", "--new-tokens", "2", "--out", LONG],
+        ["eval", "twin:mdm", "--data", "twin:reading-1", "--limit", "1", "--new-tokens", "2", "--out", LONG],
+        ["lens", "twin:mdm", "--prompt", "x", "--new-tokens", "2", "--out", f"{LONG}.csv"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_name_too_long_for_a_disk_is_one_sentence(words):
+    result = invoke(*words)
+    assert result.exit_code == 2
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("floatscope: ")
+    assert "too long" in last

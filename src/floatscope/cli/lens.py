@@ -12,6 +12,7 @@ import typer
 from floatscope.cli import options as o
 from floatscope.cli.console import print_line, print_skipped, show_status
 from floatscope.errors import UserError, escape_controls
+from floatscope.files.atomic import explain_write_errors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,7 +64,8 @@ def lens(
     samples: list[Sample | str] = [str(prompt)] if file is None else [*file.samples]
     table = _read_lens(loaded, samples, chat, anchors, top_tokens, **sampling.settings)
     if out is not None:
-        table.to_csv(out, index=False)
+        with explain_write_errors("the rows", out):
+            table.to_csv(out, index=False)
     if as_json:
         typer.echo(json.dumps({"model": loaded.metadata, "rows": table.to_dict("records")}, ensure_ascii=False))
         return

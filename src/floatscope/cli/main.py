@@ -11,6 +11,7 @@ once.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import re
@@ -42,7 +43,7 @@ from floatscope.cli.stress import stress
 from floatscope.cli.study import study
 from floatscope.cli.trace import trace
 from floatscope.cli.twins import twins
-from floatscope.errors import UserError, escape_controls, find_similar
+from floatscope.errors import UserError, escape_controls, find_similar, printable
 
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 """What click raises for a wrong command, option or value; typer ships its own copy of click."""
@@ -81,6 +82,10 @@ ARGUMENTS = re.compile(
 """Arguments of Python as messages write them."""
 
 
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ENAMETOOLONG)
+"""What a disk may say at any write, also to stdout."""
+
+
 class Commands(TyperGroup):
     """The group of all commands; the one place where errors become sentences and exit codes."""
 
@@ -113,11 +118,26 @@ def explain_errors() -> Iterator[None]:
             raise  # rich turns the first into the second
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(128 + signal.SIGPIPE) from error
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            raise
+        if error.filename is None:  # stdout; what it still holds cannot be written either
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        typer.echo(f"floatscope: {escape_controls(describe_disk_error(error))}", err=True)
+        raise typer.Exit(2) from error
     except UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # a group without a command prints its help
             raise
         typer.echo(f"floatscope: {escape_controls(describe_usage_error(error))}", err=True)
         raise typer.Exit(2) from error
+
+
+def describe_disk_error(error: OSError) -> str:
+    """A disk that takes nothing more, or a name that no disk takes, as one sentence."""
+    if error.errno == errno.ENAMETOOLONG:
+        return f"{printable(error.filename)} is too long for a file name; give a shorter one"
+    place = printable(error.filename or "the output")
+    return f"cannot write {place} ({error.strerror}); everything finished is kept, make room and run it again"
 
 
 def name_flags(message: str) -> str:
