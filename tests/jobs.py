@@ -18,6 +18,7 @@ def run_batches(job: Job) -> list[BatchDone]:
     assert isinstance(events[-1], Finished)
     assert events[0].total == events[-1].total == job.total == job.done
     assert [event.done for event in batches] == count_up(events[0].done, batches)
+    assert all(event.done <= event.total for event in batches)
     return batches
 
 

@@ -11,6 +11,7 @@ turn the errors of files and libraries into such sentences.
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -34,19 +35,44 @@ def unknown_choice(kind: str, name: str, allowed: Iterable[str]) -> UserError:
     "unknown level 'sumary' (did you mean 'summary'?); allowed: summary, heads"
     """
     names = list(allowed)
-    matches = difflib.get_close_matches(name, names, n=1)
-    hint = f" (did you mean '{matches[0]}'?)" if matches else ""
+    similar = find_similar(name, names)
+    hint = f" (did you mean '{similar}'?)" if similar else ""
     return UserError(f"unknown {kind} '{name}'{hint}; allowed: {', '.join(names)}")
+
+
+def find_similar(name: str, names: Iterable[str]) -> str | None:
+    """Return the name that a slip or two turn into `name`, or None: two words of one length are not yet similar.
+
+    >>> find_similar("promt", ["preset", "prompt"]), find_similar("promt", ["preset"])
+    ('prompt', None)
+    """
+    cutoff = 0.75 if len(name) > 3 else 0.6  # one wrong letter of four, or of three in a short name
+    return next(iter(difflib.get_close_matches(name, list(names), 1, cutoff)), None)
 
 
 # Texts from files and libraries, as part of a message
 
 MAX_PHRASE, MAX_SENTENCE = 200, 2000  # characters
+CONTROLS = re.compile(
+    r"[\x00-\x1f\x7f-\x9f"  # ASCII and Latin-1 control characters
+    r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # those that change the direction of text
+    r"\u200b\u2028\u2029\u2060-\u2064\ufeff\ufff9-\ufffb"  # invisible ones; joiners are part of words and emojis
+    r"\ud800-\udfff]"  # halves of a character
+)
+
+
+def escape_controls(text: str, keep: str = "\n\t") -> str:
+    """Return the text with control characters spelled out, except those in `keep`.
+
+    >>> escape_controls("a\x1b[2J\u202eb")
+    'a\\\\x1b[2J\\\\u202eb'
+    """
+    return CONTROLS.sub(lambda found: found[0] if found[0] in keep else ascii(found[0])[1:-1], text)
 
 
 def printable(text: object, limit: int = MAX_PHRASE) -> str:
-    """Return foreign text that is safe to print: control characters escaped, at most `limit` characters."""
-    escaped = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text)[: limit + 1])
+    """Return foreign text that is safe in a sentence: control characters escaped, at most `limit` characters."""
+    escaped = escape_controls(str(text)[: limit + 1], keep="")
     return escaped if len(escaped) <= limit else f"{escaped[: limit - 1]}…"
 
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import floatscope
 from floatscope.cli import options, twins
-from floatscope.cli.main import RENAMED_OPTIONS, app
+from floatscope.cli.main import RENAMED_OPTIONS, app, name_flags
 from floatscope.models.device import DTYPES
 from floatscope.pipelines import doctor
 from floatscope.pipelines.doctor import CallCheck, Case, ModelCheck, Report
@@ -78,10 +78,13 @@ def test_python_dash_m_runs_the_same_command():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["docter"], "no such command 'docter'; did you mean 'doctor'; see floatscope --help"),
+        (["docter"], "no such command 'docter' (did you mean doctor?); see floatscope --help"),
+        (["lend"], "no such command 'lend' (did you mean lens?); see floatscope --help"),
+        (["stretch"], "no such command 'stretch'; see floatscope --help"),
         (["twins", "feed"], "no such command 'feed'; see floatscope twins --help"),
         (["--frobnicate"], "no such option: --frobnicate; see floatscope --help"),
-        (["decode", "twin:mdm", "--promt", "x"], "no such option: --promt (did you mean --preset or --prompt?);"),
+        (["decode", "twin:mdm", "--promt", "x"], "no such option: --promt (did you mean --prompt?);"),
+        (["decode", "twin:mdm", "--temp", "1"], "no such option: --temp; see floatscope decode --help"),
         (["decode"], "missing argument 'MODEL'; see floatscope decode --help"),
         (["eval", "twin:mdm", "--data", "x", "--limit", "some"], "invalid value for '--limit': "),
         (
@@ -149,6 +152,29 @@ def test_a_user_error_is_one_sentence_on_stderr_and_status_2(tmp_path):
     assert result.stderr.startswith(f"floatscope: cannot write the demo to {taken}: ")
     assert result.stderr.endswith("give another folder with --out\n")
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("there is none; use device='cpu'", "there is none; use --device cpu"),
+        ("leave out mask_id= and shift=", "leave out --mask-id and --shift"),
+        ("encode with chat=False", "encode with --no-chat"),
+        ("set chat=True, or give a string", "set --chat, or give a string"),
+        ("it runs only with trust_remote_code=True", "it runs only with --trust-remote-code"),
+        ("revision='v2' needs a hub id", "--revision v2 needs a hub id"),
+        ("exceeds new_tokens=8; give new_tokens=9 or more", "exceeds --new-tokens 8; give --new-tokens 9 or more"),
+        ("unknown edit 'mask_anchors(k=5, steps=[0])'", "unknown edit 'mask_anchors(k=5, steps=[0])'"),
+    ],
+)
+def test_messages_name_flags_on_the_command_line(message, shown):
+    assert name_flags(message) == shown
+
+
+def test_an_error_on_the_command_line_names_the_flag():
+    result = invoke("decode", "twin:mdm", "--prompt", "x", "--device", "cuda:77")
+    assert result.exit_code == 2
+    assert result.stderr.endswith("here; use --device cpu\n")
 
 
 def test_an_interrupt_is_one_line_and_status_130(monkeypatch):
@@ -222,3 +248,39 @@ def test_a_closed_pipe_ends_a_command_like_any_other_tool():
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=60)
     assert done.stdout == "141\n"
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("words", [["--help"], ["data", "twin:reading-5"]])
+def test_a_full_disk_under_stdout_is_one_sentence(words):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "floatscope", *words], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert done.returncode == 2
+    assert done.stderr.startswith("floatscope: cannot write the output (No space left on device); ")
+    assert done.stderr.count("\n") == 1
+
+
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["models", LONG],
+        ["data", LONG],
+        ["report", LONG],
+        ["compare", LONG],
+        ["index", "search", LONG, "x"],
+        ["trace", "twin:mdm", "--prompt", "x", "--new-tokens", "2", "--out", LONG],
+        ["eval", "twin:mdm", "--data", "twin:reading-1", "--limit", "1", "--new-tokens", "2", "--out", LONG],
+        ["lens", "twin:mdm", "--prompt", "x", "--new-tokens", "2", "--out", f"{LONG}.csv"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_name_too_long_for_a_disk_is_one_sentence(words):
+    result = invoke(*words)
+    assert result.exit_code == 2
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("floatscope: ")
+    assert "too long" in last

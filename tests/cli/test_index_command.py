@@ -44,7 +44,7 @@ def test_files_are_added_once(tmp_path, file):
     result = invoke("add", tmp_path / "wiki", file, other)
     assert result.exit_code == 0, result.output
     assert result.stdout == f"{tmp_path / 'wiki'}: 4 added, 1 replaced, 0 unchanged; 4 passages\n"
-    assert result.stderr == "note only id, title and text of a passage are stored, not 'url'\n"
+    assert result.stderr == "note: only id, title and text of a passage are stored, not 'url'\n"
     result = invoke("add", tmp_path / "wiki", other, "--json")
     record = {"index": str(tmp_path / "wiki"), "added": 0, "replaced": 0, "unchanged": 2, "passages": 4}
     assert json.loads(result.stdout) == record

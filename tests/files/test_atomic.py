@@ -53,6 +53,7 @@ def test_an_interrupted_folder_is_removed(tmp_path):
     ("error", "remedy"),
     [
         (OSError(errno.ENOSPC, "No space left on device"), "make room there and run the same command again"),
+        (OSError(errno.ENAMETOOLONG, "File name too long"), "use another --out"),
         (PermissionError(errno.EACCES, "Permission denied"), "use another --out"),
     ],
 )

@@ -5,16 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 from tiny_checkpoints import edit_json, read_weights, write_tiny
 
-from floatscope.models.hub import is_hub_id
+from floatscope.cli.options import check_model
+from floatscope.errors import UserError
+from floatscope.models import hub as hub_module
+from floatscope.models.hub import fetch_config, is_hub_id
 
 COMMIT = "c0ffee" + "0" * 34
 
@@ -168,6 +173,52 @@ def test_an_unreachable_hub_is_an_error(tmp_path):
     code = 'print_error(lambda: fs.load("org/small"))\n'
     (line,) = run_code(code, tmp_path, HF_HUB_OFFLINE="1")
     assert line.startswith("org/small is not in the local cache, and the hub cannot be reached (offline?)")
+
+
+@pytest.fixture(params=["refused", "silent"])
+def dead_hub(request, monkeypatch):
+    """The address of a hub that refuses connections, or accepts them and never answers."""
+    monkeypatch.setattr(hub_module, "PATIENCE", 0.2)
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        if request.param == "silent":
+            server.listen()
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+        yield
+
+
+def test_a_dead_hub_is_asked_once_and_then_only_the_cache_is_used(dead_hub, monkeypatch, tmp_path):
+    calls = []
+
+    def download(name, **options):
+        calls.append(options)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    fetch_config("org/name")
+    monkeypatch.setattr(hub_module.urllib.request, "urlopen", None)  # a second question would fail
+    fetch_config("org/name", "v2")
+    assert calls == [
+        {"filename": "config.json", "revision": None, "local_files_only": True},
+        {"filename": "config.json", "revision": "v2", "local_files_only": True},
+    ]
+
+
+def test_a_command_says_at_once_that_the_hub_is_dead(dead_hub, monkeypatch, tmp_path):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(UserError, match=r"^org/name is not in the local cache, and the hub cannot be reached"):
+        check_model("org/name")
+    (tmp_path / "models--org--name").mkdir()
+    check_model("org/name")
+
+
+def test_any_answer_is_a_sign_of_life(hub, monkeypatch):
+    url, _ = hub
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    for address in (url, f"{url}/org/nothing/resolve/main/x", "no address"):
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
+        assert hub_module.is_reachable()
 
 
 @pytest.mark.parametrize("name", ["org/name", "GSAI-ML/LLaDA-8B-Instruct", "a.b/c_d-e"])

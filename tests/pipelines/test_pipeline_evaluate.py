@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -229,6 +231,40 @@ def test_a_folder_of_traces_is_refused_as_an_evaluation(mdm, tmp_path):
 def test_a_batch_size_is_at_least_one(mdm, tmp_path):
     with pytest.raises(UserError, match="a batch must hold at least 1 sample, got 0"):
         run_evaluation(mdm, tmp_path / "e", batch_size=0)
+
+
+def test_a_disk_that_is_full_at_any_write_loses_nothing(mdm, tmp_path, monkeypatch):
+    """The disk takes n writes and no more; then there is room again."""
+    samples, fsync, writes = read_shipped("reading-1")[:3], os.fsync, []
+
+    def fsync_or_fail(descriptor):
+        writes.append(descriptor)
+        if len(writes) > room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(descriptor)
+
+    def evaluate(name):
+        run_evaluation(mdm, tmp_path / name, samples, new_tokens=1, batch_size=2)
+
+    evaluate("unbroken")
+    monkeypatch.setattr(os, "fsync", fsync_or_fail)
+    for room in range(99):
+        writes.clear()
+        try:
+            evaluate(f"full-{room}")
+        except UserError as error:
+            message = str(error)
+        else:
+            break
+        assert re.search(r"^cannot (write|create) .*No space left on device", message)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", fsync)
+            evaluate(f"full-{room}")
+        assert (tmp_path / f"full-{room}/predictions.jsonl").read_bytes() == (
+            tmp_path / "unbroken/predictions.jsonl"
+        ).read_bytes()
+        assert read_record(tmp_path / f"full-{room}")["status"] == "finished"
+    assert 5 < room < 20
 
 
 def test_a_damaged_file_is_named(mdm, tmp_path):

@@ -10,8 +10,8 @@ import re
 import pytest
 from example_charts import UNSAFE_TEXTS
 
-from floatscope.errors import UserError
-from floatscope.reports.charts import Report, Section, Table
+from floatscope.errors import UserError, escape_controls
+from floatscope.reports.charts import Model, Report, Section, Table
 from floatscope.reports.page import embed_json, format_value, render_bold, render_page, write_page
 
 
@@ -30,9 +30,24 @@ def test_tokens_cannot_escape_their_json(html, report):
     for text, sample in zip(scripts[1:-1], report.explorer, strict=True):
         assert not set("<>&\u2028\u2029") & set(text)
         assert text.isascii()
-        assert json.loads(text) == sample
+        pieces = {token: escape_controls(piece) for token, piece in sample["pieces"].items()}
+        assert json.loads(text) == sample | {"pieces": pieces}
     pieces = json.loads(scripts[1])["pieces"].values()
-    assert set(UNSAFE_TEXTS) <= set(pieces)
+    assert set(map(escape_controls, UNSAFE_TEXTS)) <= set(pieces)
+
+
+@pytest.mark.parametrize("c", "\u061c\u200e\u202a\u202e\u2066\u2069\x07\x1b\x7f\x9b")
+def test_control_characters_are_spelled_out_everywhere(c):
+    """As text of the page, and in the data that its scripts show as text."""
+    name, shown = f"a{c}b", f"a{ascii(c)[1:-1]}b"
+    section = Section("s", name, name, name, [Table([name], [[name]], name)])
+    report = Report(name, [name], [Model(name, "mdm", 1, name)], [section])
+    page = render_page(report)
+    assert c not in page
+    assert page.count(shown) >= 7
+    assert json.loads(embed_json([name, {name: 1.5}, "\\" + c, "é\n\t<&\"\\u202e"])) == [
+        shown, {shown: 1.5}, "\\" + shown[1:-1], "é\n\t<&\"\\u202e"
+    ]  # fmt: skip
 
 
 def test_labels_are_escaped(html):

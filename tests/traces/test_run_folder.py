@@ -100,6 +100,17 @@ def test_the_repr_of_a_run_is_short(folder):
         assert repr(run) == f"Run('{folder.with_name('scores')}': evaluation of 6 samples)"
 
 
+def test_a_removed_sample_leaves_an_unfinished_run(folder):
+    with create_run(folder, SETTINGS, IDS) as run:
+        fill(run)
+    with create_run(folder, SETTINGS, IDS, resume=True) as run:
+        assert read_record(folder)["status"] == "finished"
+        run.remove("nq-2")
+        assert (run.missing, read_record(folder)["status"]) == (("nq-2",), "unfinished")
+        fill(run)
+    assert read_record(folder)["status"] == "finished"
+
+
 def test_a_run_can_be_read_while_it_is_written(folder):
     with create_run(folder, SETTINGS, IDS) as run:
         reader = open_run(folder)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +20,15 @@ from trace_equality import assert_equal_traces
 
 from floatscope.errors import UserError
 from floatscope.traces import Trace
-from floatscope.traces.trace_file import DTYPES, read_trace, trace_file_name, write_trace
+from floatscope.traces.trace_fields import TRACE_FIELDS
+from floatscope.traces.trace_file import (
+    BLANK_DIGEST,
+    DTYPES,
+    check_trace_file,
+    read_trace,
+    trace_file_name,
+    write_trace,
+)
 
 DAMAGED = r"x\.safetensors is damaged: .*Delete it and resume the run"
 
@@ -29,6 +40,9 @@ def path(tmp_path: Path) -> Path:
 
 def small_trace() -> Trace:
     return record_traces([decode_mdm(0, 3, 2, 1)], level="summary", meta={"rows": "all", "text": "Grüße"})[0]
+
+
+SMALL = small_trace()
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -57,7 +71,8 @@ def test_any_array_is_read_back_bit_for_bit(path, data, dtype, sample, meta):
         raw = bytearray(byte & 1 for byte in raw)
     axes = tuple(f"axis{i}" for i in range(len(shape)))
     array = np.frombuffer(raw, dtype).reshape(shape)
-    trace = Trace(sample, {"a": array, "b": array.T}, {"a": axes, "b": axes[::-1]}, {}, meta)
+    arrays, all_axes = {"a": array, "b": array.T}, {"a": axes, "b": axes[::-1]}
+    trace = Trace(sample, SMALL.arrays | arrays, SMALL.axes | all_axes, SMALL.coords, meta)
     write_trace(path, trace)
     assert_equal_traces(read_trace(path), trace)
 
@@ -115,6 +130,100 @@ def test_swapped_blocks_are_refused(path):
     original = path.read_bytes()
     path.write_bytes(original[:-2048] + original[-1024:] + original[-2048:-1024])
     with pytest.raises(UserError, match="its bytes do not match its digest"):
+        read_trace(path)
+
+
+def rewrite_header(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the header of a trace file, its metadata as values, and write a digest that matches."""
+    raw = path.read_bytes()
+    end = 8 + int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:end])
+    plain = ("format", "sha256")
+    metadata = header["__metadata__"]
+    header["__metadata__"] = {key: text if key in plain else json.loads(text) for key, text in metadata.items()}
+    change(header)
+    metadata = header["__metadata__"] | {"sha256": BLANK_DIGEST}
+    texts = {
+        key: value if key in plain or isinstance(value, bytes) else json.dumps(value) for key, value in metadata.items()
+    }
+    header["__metadata__"] = {key: text.decode() if isinstance(text, bytes) else text for key, text in texts.items()}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text = len(text).to_bytes(8, "little") + text
+    digest = hashlib.sha256(text + raw[end:]).hexdigest()
+    path.write_bytes(text.replace(BLANK_DIGEST.encode(), digest.encode()) + raw[end:])
+
+
+def change_metadata(key: str, value: object) -> Callable[[dict[str, Any]], object]:
+    return lambda header: header["__metadata__"].update({key: value})
+
+
+def remove_metadata(key: str) -> Callable[[dict[str, Any]], object]:
+    return lambda header: header["__metadata__"].pop(key)
+
+
+def change_axes(name: str, axes: list[str]) -> Callable[[dict[str, Any]], object]:
+    return lambda header: header["__metadata__"]["axes"].update({name: axes})
+
+
+def remove_array(name: str) -> Callable[[dict[str, Any]], object]:
+    return lambda header: header["__metadata__"]["order"].remove(name) or header.pop(name)
+
+
+WRONG_CONTENTS = [
+    (remove_metadata("format"), "its metadata names no format"),
+    (change_metadata("format", None), "its header cannot be read"),
+    (remove_metadata("sample"), "wrong metadata (Object missing required field 'sample')"),
+    (change_metadata("sample", None), "wrong metadata (Expected 'str', got 'null' - in 'sample')"),
+    (change_metadata("sample", []), "wrong metadata (Expected 'str', got 'array' - in 'sample')"),
+    (change_metadata("other", 1), "wrong metadata (Object contains unknown field 'other')"),
+    (change_metadata("meta", b"{"), "its metadata 'meta' is not valid JSON"),
+    (change_metadata("meta", b"[" * 100_000), "its metadata 'meta' is not valid JSON"),
+    (change_metadata("meta", []), "wrong metadata (Expected 'object', got 'array' - in 'meta')"),
+    (change_metadata("meta", {"pieces": None}), "wrong metadata (Expected 'object', got 'null' - in 'meta.pieces')"),
+    (change_metadata("meta", {"pieces": {"x": "a"}}), "wrong metadata (Expected 'int', got 'str'"),
+    (change_metadata("meta", {"special_ids": ["a"]}), "wrong metadata (Expected 'int', got"),
+    (change_metadata("coords", {"group": None}), "wrong metadata (Expected 'array', got 'null' - in 'coords[...]')"),
+    (change_metadata("coords", {}), "axis 'bound' of array 'block' has no names"),
+    (change_metadata("order", []), "its metadata 'order' does not name its arrays, each once"),
+    (change_metadata("order", ["tokens", "tokens"]), "its metadata 'order' does not name its arrays, each once"),
+    (change_axes("tokens", ["step"]), "array 'tokens' has 2 axes but 1 axis names: step"),
+    (change_axes("tokens", ["key", "step"]), "axis 'step' has length 1 in array 'states'"),
+    (change_axes("commit_token", ["other"]), "array 'commit_token' has the axes (other), not (commit)"),
+    (lambda header: header["received"].update(dtype="I32"), "array 'received' is int32, not float32"),
+    (lambda header: header["received"].update(dtype="BF16"), "its arrays cannot be read"),
+    (lambda header: header["received"].update(shape=[1]), "its arrays cannot be read"),
+    (lambda header: header["received"].update(shape=None), "its arrays cannot be read"),
+    (remove_array("tokens_after"), "its arrays cannot be read"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "reason"), WRONG_CONTENTS, ids=[reason[:50] for _, reason in WRONG_CONTENTS])
+def test_wrong_contents_with_a_matching_digest_are_named(path, change, reason):
+    write_trace(path, SMALL)
+    rewrite_header(path, change)
+    with pytest.raises(UserError) as error:
+        read_trace(path)
+    assert str(error.value).startswith(f"{path} is damaged: {reason}")
+
+
+def test_a_rewritten_header_without_a_change_is_read(path):
+    write_trace(path, SMALL)
+    rewrite_header(path, lambda header: None)
+    assert_equal_traces(read_trace(path), SMALL)
+
+
+@pytest.mark.parametrize("name", list(TRACE_FIELDS))
+def test_an_array_that_every_trace_has_is_required(path, name):
+    write_trace(path, replace(SMALL, arrays={key: array for key, array in SMALL.arrays.items() if key != name}))
+    assert check_trace_file(path)["sample"] == SMALL.sample
+    with pytest.raises(UserError, match=f"x.safetensors is damaged: array '{name}' is missing. Delete it"):
+        read_trace(path)
+
+
+def test_another_format_is_named(path):
+    write_trace(path, SMALL)
+    rewrite_header(path, change_metadata("format", "floatscope trace 9"))
+    with pytest.raises(UserError, match="has the format 'floatscope trace 9', but this floatscope reads"):
         read_trace(path)
 
 

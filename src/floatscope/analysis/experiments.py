@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pandas as pd
+from msgspec import Meta
 
 from floatscope.analysis.evaluations import open_predictions
 from floatscope.analysis.statistics import difference, estimate
@@ -28,12 +29,24 @@ MASS, COUNT = "mass", "random"
 """What a control matches: the attention that is moved, or the number of keys or heads."""
 
 
+class ExperimentCondition(Record):
+    """The type of a condition in experiment.json."""
+
+    name: str
+    edits: list[str]
+    control_of: str
+    value: float | None
+    series: str
+    subset: str = ""
+    control: str = COUNT
+
+
 class ExperimentRecord(Record):
     """The type of experiment.json."""
 
     model: str
     title: str
-    conditions: list[dict[str, Any]]
+    conditions: Annotated[list[ExperimentCondition], Meta(min_length=1)]
     notes: Sequence[str] = ()
 
 

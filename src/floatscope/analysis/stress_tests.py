@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pandas as pd
+from msgspec import Meta
 
 from floatscope.analysis.evaluations import open_evaluation
 from floatscope.analysis.statistics import difference, estimate
@@ -23,12 +24,22 @@ from floatscope.traces.upgrade import upgrade_stress
 STRESS_FILE = "stress.json"
 
 
+class StressPoint(Record):
+    """The type of a point in stress.json."""
+
+    name: str
+    value: float | None
+    series: str
+    folder: str
+    note: str = ""
+
+
 class StressRecord(Record):
     """The type of stress.json."""
 
     kind: str
     model: str
-    points: list[dict[str, Any]]
+    points: Annotated[list[StressPoint], Meta(min_length=1)]
     notes: Sequence[str] = ()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from floatscope.cli import options as o
-from floatscope.cli.console import explain_interrupt, show_status
+from floatscope.cli.console import explain_interrupt, print_text, show_status
 from floatscope.cli.output import Output, Show, format_clock
 
 if TYPE_CHECKING:
@@ -93,9 +93,11 @@ def adapt(
         _show_progress(output, events, 2 * batch_tokens)
     if remaining := remaining_work(out):
         still = ", ".join(remaining)
-        output.console.print(f"this segment is over; still to do: {still}; run the same command to resume")
+        print_text(output.console, f"this segment is over; still to do: {still}; run the same command to resume")
     else:
-        output.console.print(f"finished: {out / 'adapter'} and its model card; open it as {model}+{out / 'adapter'}")
+        print_text(
+            output.console, f"finished: {out / 'adapter'} and its model card; open it as {model}+{out / 'adapter'}"
+        )
 
 
 def _show_progress(output: Output, events: Iterator[ProgressEvent | Job], tokens_per_step: int) -> None:

@@ -23,12 +23,13 @@ def compare(
 
     from rich.console import Console
 
-    from floatscope.cli.console import print_table
+    from floatscope.cli.console import print_table, print_text
+    from floatscope.errors import escape_controls
     from floatscope.reports.score_table import list_cautions, score_rows, select_columns, write_scores
 
     rows = score_rows(runs)
     for sentence in list_cautions(runs):
-        typer.echo(f"note: {sentence}", err=True)
+        typer.echo(f"note: {escape_controls(sentence)}", err=True)
     if out is not None:
         write_scores(rows, out)
     if as_json:
@@ -38,4 +39,4 @@ def compare(
     print_table(console, *select_columns(rows), wrap=True)
     console.print("[dim]percent, with 95 % CIs over questions; gains are paired differences from closed book[/]")
     if out is not None:
-        console.print(f"table: {out}", soft_wrap=True)
+        print_text(console, f"table: {out}")

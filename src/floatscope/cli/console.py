@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from floatscope.errors import escape_controls
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -24,11 +26,16 @@ def make_console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, highlight=False, soft_wrap=True)
 
 
+def print_text(console: Console, text: str) -> None:
+    """A text whose brackets are not markup and whose control characters are spelled out."""
+    console.print(escape_controls(text), markup=False, soft_wrap=True)
+
+
 def print_line(console: Console, label: str, text: str) -> None:
-    """A bold label and a text, whose brackets are not markup."""
+    """The same after a bold label."""
     from rich.markup import escape
 
-    console.print(f"[bold]{label:<{LABEL}}[/]{escape(text)}")
+    console.print(f"[bold]{label:<{LABEL}}[/]{escape(escape_controls(text))}")
 
 
 def print_skipped(print_text: Callable[[str, str], None], reading: SampleFile) -> None:
@@ -44,7 +51,7 @@ def print_table(console: Console, columns: Sequence[str], rows: Sequence[Sequenc
     from rich.table import Table
     from rich.text import Text
 
-    cells = [[str(cell) for cell in row] for row in rows]
+    cells = [[escape_controls(str(cell)) for cell in row] for row in rows]
     table = Table(box=None, header_style="bold", pad_edge=False)
     for i, column in enumerate(columns):
         is_text = i == 0 or all(row[i][:1].isalpha() for row in cells)

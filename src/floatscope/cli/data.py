@@ -9,6 +9,7 @@ import typer
 
 from floatscope.cli import options as o
 from floatscope.cli.console import show_status
+from floatscope.errors import escape_controls
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -227,5 +228,5 @@ def _cut(text: str, max_length: int) -> str:
 
 
 def _clean(text: str) -> str:
-    """Text of a file for a terminal: white space becomes a space, other unprintable characters are spelled out."""
-    return "".join(c if c.isprintable() else " " if c.isspace() else ascii(c)[1:-1] for c in text)
+    """Text of a file for a terminal: white space becomes a space, control characters are spelled out."""
+    return escape_controls("".join(" " if c.isspace() else c for c in text))

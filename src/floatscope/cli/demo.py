@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from floatscope.cli import options as o
+from floatscope.cli.console import print_text
 from floatscope.cli.output import Output
 
 
@@ -38,6 +39,6 @@ def demo(
     output.line("right", f"{scores} of {QUESTIONS} answers, complete and in order")
     output.console.print("\nPublished claims, tested on these runs:")
     for line in result.claims:
-        output.console.print(f"• {line}")
+        print_text(output.console, f"• {line}")
     output.console.print(f"{registry_line()} Few texts and small models: the page has the intervals.\n")
     output.line("page", str(result.page))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from floatscope.cli import options as o
-from floatscope.cli.console import show_status
+from floatscope.cli.console import print_text, show_status
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -90,4 +90,4 @@ def _print_report(console: Console, report: Report) -> None:
     else:
         console.print(f"[bold red]captured != executed[/]: {len(report.failures)} checks failed")
         for failure in report.failures:
-            console.print(f"  {failure}", soft_wrap=True)
+            print_text(console, f"  {failure}")

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from floatscope.cli import options as o
-from floatscope.cli.console import explain_interrupt, make_console
+from floatscope.cli.console import explain_interrupt, make_console, print_text
 from floatscope.cli.help_text import help_for
-from floatscope.errors import UserError
+from floatscope.errors import UserError, escape_controls
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,9 +54,8 @@ def add(
     with explain_interrupt(describe):
         counts = _add_files(console, passage_index, passage_files)
     if names := list(dict.fromkeys(name for file in passage_files for name in file.ignored_fields)):
-        console.print(
-            f"[bold]note[/] only id, title and text of a passage are stored, not {', '.join(map(repr, names[:5]))}"
-        )
+        listed = ", ".join(map(repr, names[:5]))
+        print_text(console, f"note: only id, title and text of a passage are stored, not {listed}")
     total = len(passage_index)
     if as_json:
         typer.echo(json.dumps({"index": str(folder), **asdict(counts), "passages": total}, indent=1))
@@ -155,8 +154,7 @@ def stat(
 
 def _printable(text: str) -> str:
     """The text on one line, without control characters: passages come from anywhere."""
-    text = " ".join(text.split())
-    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return escape_controls(" ".join(text.split()))
 
 
 for command in (add, remove, search, stat):

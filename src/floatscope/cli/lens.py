@@ -11,7 +11,8 @@ import typer
 
 from floatscope.cli import options as o
 from floatscope.cli.console import print_line, print_skipped, show_status
-from floatscope.errors import UserError
+from floatscope.errors import UserError, escape_controls
+from floatscope.files.atomic import explain_write_errors
 from floatscope.schema import Paradigm
 
 if TYPE_CHECKING:
@@ -64,7 +65,8 @@ def lens(
     samples: list[Sample | str] = [str(prompt)] if file is None else [*file.samples]
     table = _read_lens(loaded, samples, chat, anchors, top_tokens, **sampling.settings)
     if out is not None:
-        table.to_csv(out, index=False)
+        with explain_write_errors("the rows", out):
+            table.to_csv(out, index=False)
     if as_json:
         typer.echo(json.dumps({"model": loaded.metadata, "rows": table.to_dict("records")}, ensure_ascii=False))
         return
@@ -143,5 +145,5 @@ def _draw_cell(rows: pd.DataFrame) -> Text:
 
 def _shorten(piece: str) -> str:
     """A token in a few characters; spaces and newlines are made visible."""
-    visible = "".join(VISIBLE.get(c, c if c.isprintable() else f"\\x{ord(c):02x}") for c in piece)
+    visible = escape_controls("".join(VISIBLE.get(c, c) for c in piece))
     return visible if len(visible) <= TOKEN_WIDTH else f"{visible[: TOKEN_WIDTH - 1]}…"

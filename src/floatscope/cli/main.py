@@ -11,8 +11,10 @@ once.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -42,7 +44,7 @@ from floatscope.cli.stress import stress
 from floatscope.cli.study import study
 from floatscope.cli.trace import trace
 from floatscope.cli.twins import twins
-from floatscope.errors import UserError
+from floatscope.errors import UserError, escape_controls, find_similar, printable
 
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 """What click raises for a wrong command, option or value; typer ships its own copy of click."""
@@ -75,6 +77,16 @@ RENAMED_OPTIONS = {
 """Options of 0.6 → their names now, for the hint of the error."""
 
 
+ARGUMENTS = re.compile(
+    r"\b(mask_id|shift|device|dtype|revision|trust_remote_code|chat|infill|new_tokens|redo_damaged)=('[^']*'|\w+)?"
+)
+"""Arguments of Python as messages write them."""
+
+
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ENAMETOOLONG)
+"""What a disk may say at any write, also to stdout."""
+
+
 class Commands(TyperGroup):
     """The group of all commands; the one place where errors become sentences and exit codes."""
 
@@ -97,7 +109,7 @@ def explain_errors() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        typer.echo(f"floatscope: {error}", err=True)
+        typer.echo(f"floatscope: {escape_controls(name_flags(str(error)))}", err=True)
         raise typer.Exit(2) from error
     except KeyboardInterrupt as error:
         typer.echo("floatscope: interrupted; everything finished is kept", err=True)
@@ -107,27 +119,55 @@ def explain_errors() -> Iterator[None]:
             raise  # rich turns the first into the second
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(128 + signal.SIGPIPE) from error
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            raise
+        if error.filename is None:  # stdout; what it still holds cannot be written either
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        typer.echo(f"floatscope: {escape_controls(describe_disk_error(error))}", err=True)
+        raise typer.Exit(2) from error
     except UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # a group without a command prints its help
             raise
-        typer.echo(f"floatscope: {describe_usage_error(error)}", err=True)
+        typer.echo(f"floatscope: {escape_controls(describe_usage_error(error))}", err=True)
         raise typer.Exit(2) from error
+
+
+def describe_disk_error(error: OSError) -> str:
+    """A disk that takes nothing more, or a name that no disk takes, as one sentence."""
+    if error.errno == errno.ENAMETOOLONG:
+        return f"{printable(error.filename)} is too long for a file name; give a shorter one"
+    place = printable(error.filename or "the output")
+    return f"cannot write {place} ({error.strerror}); everything finished is kept, make room and run it again"
+
+
+def name_flags(message: str) -> str:
+    """The message with flags in place of Python's arguments: device='cpu' → --device cpu, chat=False → --no-chat."""
+
+    def flag(argument: re.Match[str]) -> str:
+        name, value = argument[1].replace("_", "-"), (argument[2] or "").strip("'")
+        if value in ("True", "False"):
+            return f"--{name}" if value == "True" else f"--no-{name}"
+        return f"--{name} {value}".strip()
+
+    return ARGUMENTS.sub(flag, message)
 
 
 def describe_usage_error(error: Any) -> str:
     """click's message as one sentence, with a hint and the help that lists what is allowed."""
     command = error.ctx.command_path if error.ctx else "floatscope"
+    message = " ".join(error.format_message().split()).rstrip(".?").replace(": Input should", ": it should")
+    similar = None
     if type(error).__name__ == "NoSuchOption":
+        message, options = error.message, {option.lstrip("-"): option for option in error.possibilities or []}
         renamed = RENAMED_OPTIONS.get(command.split()[-1], {}).get(error.option_name)
-        near = [renamed] if renamed else sorted(error.possibilities or [])
+        similar = renamed or options.get(find_similar(error.option_name.lstrip("-"), options) or "")
         if error.option_name in ("-v", "--verbose"):
             program = error.ctx.find_root().command_path
-            near = [f"{program} -v{command.removeprefix(program)}"]
-        hint = f" (did you mean {' or '.join(near)}?)" if near else ""
-        message = f"{error.message}{hint}"
-    else:
-        message = " ".join(error.format_message().split()).rstrip(".?")
-        message = message.replace(". Did", "; did").replace(": Input should", ": it should")
+            similar = f"{program} -v{command.removeprefix(program)}"
+    elif unknown := re.match(r"No such command '(.*?)'", message):
+        message, similar = unknown[0], find_similar(unknown[1], error.ctx.command.commands)
+    message += f" (did you mean {similar}?)" if similar else ""
     return f"{message[:1].lower()}{message[1:]}; see {command} --help"
 
 

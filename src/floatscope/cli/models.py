@@ -9,6 +9,7 @@ import typer
 
 from floatscope.cli import options as o
 from floatscope.cli.console import show_status
+from floatscope.errors import escape_controls
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -121,4 +122,4 @@ def _printable(text: str) -> str:
     """Names come from the checkpoint: neither markup nor control characters in them reach the terminal."""
     from rich.markup import escape
 
-    return escape(text if text.isprintable() else ascii(text))
+    return escape(escape_controls(text, keep=""))

@@ -279,10 +279,13 @@ def check_models(names: list[str]) -> None:
 
 
 def check_model(name: str) -> None:
-    """Refuse a misspelt twin, a base that is not fetched and a path that does not exist, without importing torch."""
+    """Refuse a misspelt twin, a base that is not fetched, a path that does not exist and a hub that does not answer.
+
+    It does not import torch.
+    """
     from floatscope.models.bases import base_path, is_base_name
     from floatscope.models.checkpoint import read_config
-    from floatscope.models.hub import is_hub_id
+    from floatscope.models.hub import check_hub, is_hub_id
 
     if is_base_name(name):
         base_path(name)
@@ -291,8 +294,11 @@ def check_model(name: str) -> None:
     elif name.startswith("twin:"):
         if (twin := name.removeprefix("twin:")) not in TWINS:
             raise unknown_choice("twin", twin, TWINS)
-    elif name and "\0" not in name and not name.startswith("~") and not Path(name).exists() and not is_hub_id(name):
-        read_config(Path(name))
+    elif name and "\0" not in name and not name.startswith("~") and not Path(name).exists():
+        if is_hub_id(name):
+            check_hub(name)
+        else:
+            read_config(Path(name))
 
 
 def parse_settings(texts: list[str]) -> dict[str, object]:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from floatscope.cli import options as o
+from floatscope.cli.console import print_text
 from floatscope.errors import UserError
 
 
@@ -37,7 +38,6 @@ def report(
     import json
 
     from rich.console import Console
-    from rich.markup import escape
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     if figure_format is not None and figures is None:
@@ -69,8 +69,8 @@ def report(
         return
     console = Console(highlight=False, soft_wrap=True)
     for sentence in files.summary:
-        console.print("• " + escape(sentence.replace("**", "")))
+        print_text(console, "• " + sentence.replace("**", ""))
     for kind, paths in written.items():
         if paths:
-            console.print(escape(f"{len(paths)} {kind}: {Path(paths[0]).parent}"))
-    console.print(escape(f"page: {out}"))
+            print_text(console, f"{len(paths)} {kind}: {Path(paths[0]).parent}")
+    print_text(console, f"page: {out}")

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from floatscope.cli import options as o
-from floatscope.cli.console import explain_interrupt, make_console, print_line
+from floatscope.cli.console import explain_interrupt, make_console, print_line, print_text
 from floatscope.cli.help_text import help_for
 
 twins = typer.Typer()
@@ -118,9 +118,10 @@ def train(
                 tasks[name] = bars.add_task(name, total=total, text=label)
             bars.update(tasks[name], completed=done, text=label)
     if remaining := remaining_work(out):
-        console.print(f"this segment is over; still to do: {', '.join(remaining)}; run the same command to resume")
+        still = ", ".join(remaining)
+        print_text(console, f"this segment is over; still to do: {still}; run the same command to resume")
     else:
-        console.print(f"finished: the twins, their scores and their cards are in {out / 'models'}")
+        print_text(console, f"finished: the twins, their scores and their cards are in {out / 'models'}")
 
 
 twins.callback(invoke_without_command=True, **help_for("twins", list_twins))(list_twins)

@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.text import Text
 
+from floatscope.errors import escape_controls
 from floatscope.schema import Paradigm, State
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class CanvasView:
             parts.append(self._anchor_line(step, anchors))
         spec, sampling = self.out.model.spec, self.out.sampling
         paradigm = spec.paradigm.label
-        title = f"[bold]{escape(spec.name)}[/] · {paradigm} · {sampling.sampler}"
+        title = f"[bold]{escape(escape_controls(spec.name))}[/] · {paradigm} · {sampling.sampler}"
         return Panel(Group(*parts), title=title, title_align="left")
 
     def record(self, step: Step) -> dict[str, Any]:
@@ -161,5 +162,4 @@ def _confidence_colour(confidence: float) -> tuple[int, ...]:
 
 def _printable(piece: str) -> str:
     """The text with control characters spelled out, which a terminal would obey."""
-    shown = piece.replace("\n", "⏎\n")
-    return "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in shown)
+    return escape_controls(piece, keep="\n").replace("\n", "⏎\n")

@@ -7,6 +7,7 @@ The bytes go to `<name>.part` beside the file, are forced to disk, and only then
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Iterable, Iterator
@@ -68,6 +69,7 @@ def explain_write_errors(content: str, path: Path) -> Iterator[None]:
             raise
         why = error.strerror if isinstance(error, OSError) and error.strerror else summarize_error(error)
         wrong_place = isinstance(error, NotADirectoryError | FileExistsError | PermissionError)
+        wrong_place |= isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG
         remedy = "use another --out" if wrong_place else "make room there and run the same command again"
         raise UserError(f"cannot write {content} to {path} ({why}); {remedy}") from error
 

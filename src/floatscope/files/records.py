@@ -97,7 +97,7 @@ def read_typed(
 def convert(content: Any, kind: type[Value]) -> Value:
     """Return JSON values as a value of this type; a ValueError names the field, what it holds and what is expected."""
     try:
-        return msgspec.convert(content, kind)
+        return msgspec.convert(content, kind, str_keys=True)
     except msgspec.ValidationError as error:
         reason = str(error).removeprefix("Object ").replace("`", "'").replace(" at '$.", " in '").replace("'$.", "'")
         if unknown := re.fullmatch("contains unknown field '(.*)'", reason):

@@ -116,9 +116,10 @@ def read_config(path: Path) -> dict[str, Any]:
             f"{path} is not a folder; give a checkpoint folder, a hub id (org/name), a .gguf file, twin:NAME or"
             " smollm2:NAME"
         )
-    if (path / "adapter.json").is_file():
+    has_config = (path / "config.json").is_file()
+    if (path / "adapter.json").is_file() or ((path / "adapter_config.json").is_file() and not has_config):
         raise UserError(f"{path} is an adapter; open it with its base: BASE+{path}")
-    if not (path / "config.json").is_file():
+    if not has_config:
         raise UserError(f"{path} has no config.json; give a checkpoint folder")
     config = read_json(path / "config.json", DOWNLOAD_AGAIN)
     quantization = config.get("quantization_config")

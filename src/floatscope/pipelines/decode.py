@@ -101,7 +101,7 @@ def decode(
     _check_types(model, watch, regions, chat, infill, meta)
     spec = model.spec
     if spec.paradigm is Paradigm.MDM and spec.mask_id is None:
-        raise UserError(f"{spec.name} has no mask token: give its id, fs.load(…, mask_id=…)")
+        raise UserError(f"{spec.name} has no mask token; open it with mask_id=")
     if watch is not None and watch.influence:
         input_embedding(model.module)  # raises if the model has none
     # 1. Settings. Infilling appends nothing and uses no chat template by default; targets set the number of new tokens.

@@ -26,6 +26,7 @@ import pandas as pd
 
 from floatscope.analysis.experiments import EXPERIMENT_FILE, effects
 from floatscope.errors import UserError
+from floatscope.files.atomic import explain_write_errors
 from floatscope.files.records import write_record
 from floatscope.interventions.checks import count_layers_and_heads
 from floatscope.interventions.conditions import BASELINE, BOTH, Condition, build_conditions
@@ -93,7 +94,8 @@ def plan_conditions(
 def write_effects(paths: Sequence[Path], out: Path) -> pd.DataFrame:
     """Write `effects.csv` and `report.html` of finished experiments into `out`, and return the effects."""
     table = effects(paths)
-    table.to_csv(out / "effects.csv", index=False)
+    with explain_write_errors("the table", out / "effects.csv"):
+        table.to_csv(out / "effects.csv", index=False)
     write_page(build_intervention_report(paths), out / "report.html")
     return table
 

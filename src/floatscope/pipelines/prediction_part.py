@@ -21,11 +21,12 @@ import numpy as np
 
 from floatscope.analysis.evaluations import PREDICTIONS_FILE, read_predictions
 from floatscope.errors import UserError
+from floatscope.files.atomic import explain_write_errors
 from floatscope.files.records import with_digest
 from floatscope.interventions.notes import EditNote
 from floatscope.pipelines.job import Batch, Part
 from floatscope.traces import Run, create_run
-from floatscope.traces.run_record import FINISHED, write_record
+from floatscope.traces.run_record import FINISHED, RECORD_FILE, write_record
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +80,8 @@ class PredictionPart(Part):
                 _append(self.path / PREDICTIONS_FILE, new_lines)
                 scores += [line["acc"] for line in new_lines if "acc" in line]
                 yield Batch(tuple(ids), float(np.mean(scores)) if scores else None, tuple(notes))
-            write_record(self.path, {**run.record, "status": FINISHED})
+            with explain_write_errors("the status", self.path / RECORD_FILE):
+                write_record(self.path, {**run.record, "status": FINISHED})
 
 
 def _resume_predictions(run: Run) -> list[dict[str, Any]]:
@@ -96,7 +98,8 @@ def _resume_predictions(run: Run) -> list[dict[str, Any]]:
     file = run.path / PREDICTIONS_FILE
     if file.exists():
         head = b"".join(line + b"\n" for line in file.read_bytes().split(b"\n")[:keep])
-        os.truncate(file, len(head))
+        with explain_write_errors("the predictions", file):
+            os.truncate(file, len(head))
     return lines[:keep]
 
 
@@ -108,12 +111,7 @@ def _count_batches(plan: Sequence[Sequence[str]], lines: int) -> int:
 
 def _append(file: Path, lines: Sequence[Mapping[str, Any]]) -> None:
     data = "".join(json.dumps(with_digest(line), ensure_ascii=False) + "\n" for line in lines).encode()
-    try:
-        with file.open("ab") as opened:
-            opened.write(data)
-            opened.flush()
-            os.fsync(opened.fileno())
-    except OSError as error:
-        raise UserError(
-            f"cannot write {file}: {error.strerror}; fix that and run the same command again, it resumes"
-        ) from error
+    with explain_write_errors("the predictions", file), file.open("ab") as opened:
+        opened.write(data)
+        opened.flush()
+        os.fsync(opened.fileno())

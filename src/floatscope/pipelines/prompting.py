@@ -233,7 +233,7 @@ def check_prompts(model: Model, prompts: Sequence[Sequence[int]], layout: Canvas
         masks = sum(token == spec.mask_id for token in prompt)
         if masks and not infill:
             raise UserError(
-                f"prompt {number} contains the mask token ({spec.mask_id}) {masks} times; give infill=True (--infill)"
+                f"prompt {number} contains the mask token ({spec.mask_id}) {masks} times; give infill=True"
                 " to fill these positions, or remove them"
             )
         if not masks and not layout.new_tokens:

@@ -21,6 +21,7 @@ import pandas as pd
 
 from floatscope.analysis.stress_tests import STRESS_FILE, stress_curve
 from floatscope.errors import UserError
+from floatscope.files.atomic import explain_write_errors
 from floatscope.files.records import write_record
 from floatscope.models.loader import load
 from floatscope.models.model import Model
@@ -77,7 +78,8 @@ def stress(
 def write_stress_results(paths: Sequence[Path], out: Path) -> pd.DataFrame:
     """Write `curve.csv` and `report.html` of finished stress tests into `out`, and return the curve."""
     table = stress_curve(paths)
-    table.to_csv(out / "curve.csv", index=False)
+    with explain_write_errors("the table", out / "curve.csv"):
+        table.to_csv(out / "curve.csv", index=False)
     write_page(build_stress_report(paths), out / "report.html")
     return table
 

@@ -34,6 +34,7 @@ from floatscope.analysis.studies import STUDIES
 from floatscope.analysis.trace_view import trace_views
 from floatscope.capture.watcher import Watch
 from floatscope.errors import UserError, unknown_choice
+from floatscope.files.atomic import explain_write_errors
 from floatscope.interventions.checks import count_layers_and_heads
 from floatscope.interventions.conditions import BASELINE, BOTH, Condition, build_conditions
 from floatscope.interventions.key_selection import EVIDENCE
@@ -125,7 +126,8 @@ def write_study_results(
 ) -> pd.DataFrame:
     """Write `effects.csv` and `report.html` of a finished study into `out`, and return the effects."""
     table = effects(paths)
-    table.to_csv(out / "effects.csv", index=False)
+    with explain_write_errors("the table", out / "effects.csv"):
+        table.to_csv(out / "effects.csv", index=False)
     write_page(build_study_report(name, paths, notes), out / "report.html")
     return table
 

@@ -187,8 +187,16 @@ class TracePart(Part):
         return len(self.items)
 
     def count_done(self) -> int:
-        """Return the number of samples on disk now."""
-        return len(open_run(self.path).finished) if (self.path / RECORD_FILE).exists() else 0
+        """Return the number of samples on disk now, without damaged ones if those are decoded again."""
+        if not (self.path / RECORD_FILE).exists():
+            return 0
+        run = open_run(self.path)
+        return len(run) - (len(run.find_damaged()) if self.redo_damaged else 0)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether everything is on disk as it was written, and the folder says so."""
+        return super().is_finished and not open_run(self.path).find_damaged()
 
     @property
     def notes(self) -> list[str]:
@@ -262,7 +270,7 @@ class TracePart(Part):
         if damaged and not self.redo_damaged:
             raise UserError(
                 "\n".join(damaged.values())
-                + f"\n{self.path} is not resumed; --redo-damaged (redo_damaged=True) decodes such samples again"
+                + f"\n{self.path} is not resumed; redo_damaged=True decodes such samples again"
             )
         for sample in damaged:
             run.remove(sample)

@@ -20,7 +20,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
-from floatscope.errors import UserError
+from floatscope.errors import UserError, escape_controls
 from floatscope.files.atomic import write_atomic
 from floatscope.reports import palette
 from floatscope.reports.charts import Report, chart_to_json
@@ -28,6 +28,7 @@ from floatscope.reports.palette import Colour
 
 SCRIPTS = ("common.js", "charts.js", "explorer.js")
 NO_BREAK_SPACE = "\u00a0"
+_ESCAPED = re.compile(r"\\ud[89ab]..\\ud[c-f]..|\\u....|\\.|\x7f")  # in JSON: a pair for one character, others
 MAX_NARROW_COLUMNS = 48  # a map with more columns takes the full width
 
 
@@ -61,7 +62,7 @@ def render_page(report: Report, folder: Path = Path()) -> str:
         sections.append({**vars(section), "charts": section_charts, "table": table})
     style = _read_asset("page.css") + _colour_rules()
     script = "\n".join(_read_asset(name) for name in SCRIPTS)
-    return _load_template().render(
+    page = _load_template().render(
         report=report,
         sections=sections,
         model_colours=len(palette.MODELS),
@@ -72,14 +73,21 @@ def render_page(report: Report, folder: Path = Path()) -> str:
         data=embed_json(_page_data(report, charts)),
         samples=[embed_json(sample) for sample in report.explorer],
     )
+    return escape_controls(page)  # names and texts of others; style, scripts and template have none
 
 
 def embed_json(value: Any) -> Markup:
     """JSON that is safe inside a <script>: ASCII only, without any character that HTML could read as markup."""
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    text = _ESCAPED.sub(_escape_control, json.dumps(value, allow_nan=False, separators=(",", ":")))
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return Markup(text)
+
+
+def _escape_control(escape_sequence: re.Match[str]) -> str:
+    """An escape sequence of JSON; that of a control character spelled out, so that the page shows it."""
+    shown = escape_controls(json.loads(f'"{escape_sequence[0]}"'))
+    return escape_sequence[0] if len(shown) == 1 else json.dumps(shown)[1:-1]
 
 
 def render_bold(text: str) -> Markup:

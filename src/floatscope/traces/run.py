@@ -172,6 +172,7 @@ class Run:
 
     def remove(self, sample: str) -> None:
         """Delete the file of a finished sample, so that it is decoded again."""
+        write_record(self.path, {**self.record, "status": UNFINISHED})
         self._trace_path(sample).unlink()
 
     def close(self) -> None:

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from floatscope.errors import UserError
-from floatscope.schema import GROUPS, HEAD_STATS, KEY_STATS, ORDERS, QUANTITIES, SHARED, TOP_STATS, Field, State
+from floatscope.errors import UserError, printable
+from floatscope.schema import FIELDS, GROUPS, HEAD_STATS, KEY_STATS, ORDERS, QUANTITIES, SHARED, TOP_STATS, Field, State
+from floatscope.traces.trace import Trace
 
 TRACE_FIELDS: dict[str, Field] = {
     "tokens": Field(("step", "key"), "int32", "summary", "token ids the forward of a step saw; -1 beyond the canvas"),
@@ -60,6 +61,31 @@ def stored_axes(name: str, axes: tuple[str, ...]) -> tuple[str, ...]:
     if axes[:1] == ("commit",):
         return ("commit", "layer", *axes[1:])
     return ("step", "visibility" if name in SHARED else "layer", *axes)
+
+
+def check_arrays(trace: Trace) -> None:
+    """Refuse a trace that lacks an array of TRACE_FIELDS, or has one with other axes or of another type than its field.
+
+    Arrays of other names are a user's own, and may be anything.
+    """
+    fields = {**TRACE_FIELDS, **OPTIONAL_FIELDS}
+    expected = {name: (field.axes, field.dtype) for name, field in fields.items()}
+    expected |= {name: (stored_axes(name, field.axes), field.dtype) for name, field in FIELDS.items()}
+    for name in TRACE_FIELDS:
+        if name not in trace.arrays:
+            raise UserError(f"array '{name}' is missing")
+    for name, (axes, dtype) in expected.items():
+        if name not in trace.arrays:
+            continue
+        found = trace.arrays[name].dtype.name
+        if found != dtype:
+            raise UserError(f"array '{name}' is {found}, not {dtype}")
+        stored = trace.axes.get(name, ())
+        if stored != axes:
+            raise UserError(f"array '{name}' has the axes ({printable(', '.join(stored))}), not ({', '.join(axes)})")
+        for axis in axes:
+            if (axis in COORDS or axis.endswith("region")) and axis not in trace.coords:
+                raise UserError(f"axis '{axis}' of array '{name}' has no names")
 
 
 def fill_value(name: str, dtype: np.dtype[np.generic]) -> float | int | bool:

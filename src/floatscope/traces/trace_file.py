@@ -18,12 +18,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
-from floatscope.errors import UserError
+from floatscope.errors import UserError, printable, summarize_error
 from floatscope.files.atomic import write_atomic
+from floatscope.files.records import Record, convert
+from floatscope.schema import MaskStructure, RowSource
 from floatscope.traces.trace import Array, Trace
+from floatscope.traces.trace_fields import check_arrays
 from floatscope.traces.upgrade import upgrade_field, upgrade_settings
 
 TRACE_FORMAT, OLD_TRACE_FORMAT = "floatscope trace 2", "floatscope trace 1"
@@ -39,6 +43,28 @@ DTYPES = {
 }
 BLANK_DIGEST = "0" * 64
 CHUNK = 1 << 20
+
+
+class KnownMeta(msgspec.Struct):
+    """The types of those entries of `meta` that are read from files; others may have any."""
+
+    pieces: dict[int, str] | msgspec.UnsetType = msgspec.UNSET
+    special: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
+    special_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    rows: RowSource | msgspec.UnsetType = msgspec.UNSET
+    masks: list[MaskStructure] | msgspec.UnsetType = msgspec.UNSET
+    acc: float | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class TraceMetadata(Record):
+    """The type of the metadata of a trace file, except its digest."""
+
+    format: str
+    sample: str
+    axes: dict[str, list[str]]
+    coords: dict[str, list[str]]
+    meta: KnownMeta
+    order: list[str]
 
 
 def write_trace(path: Path, trace: Trace) -> None:
@@ -59,14 +85,17 @@ def read_trace(path: Path) -> Trace:
     A trace of floatscope 0.6 comes back under today's names (`upgrade`).
     """
     metadata = check_trace_file(path)
-    with safe_open(path, "np") as file:
-        arrays: dict[str, Array] = {name: file.get_tensor(name) for name in metadata["order"]}
-    axes, meta = _to_tuples(metadata["axes"]), metadata["meta"]
+    arrays, axes, meta = _read_arrays(path, metadata["order"]), _to_tuples(metadata["axes"]), metadata["meta"]
     if metadata["format"] == OLD_TRACE_FORMAT:
         arrays = {upgrade_field(name): array for name, array in arrays.items()}
         axes = {upgrade_field(name): names for name, names in axes.items()}
         meta = upgrade_settings(meta)
-    return Trace(metadata["sample"], arrays, axes, _to_tuples(metadata["coords"]), meta)
+    try:
+        trace = Trace(metadata["sample"], arrays, axes, _to_tuples(metadata["coords"]), meta)
+        check_arrays(trace)
+    except UserError as error:
+        raise _damaged_error(path, str(error)) from error
+    return trace
 
 
 def check_trace_file(path: Path) -> dict[str, Any]:
@@ -75,24 +104,54 @@ def check_trace_file(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             length = file.read(8)
             header = file.read(min(int.from_bytes(length, "little"), path.stat().st_size))
-            metadata: dict[str, str] = json.loads(header)["__metadata__"]
+            metadata = msgspec.convert(json.loads(header)["__metadata__"], dict[str, str])
             written = metadata.pop("sha256")
             digest = hashlib.sha256(length + header.replace(written.encode(), BLANK_DIGEST.encode(), 1))
             while chunk := file.read(CHUNK):
                 digest.update(chunk)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:  # damage to the JSON, its keys or its types
+    except (ValueError, KeyError, TypeError, RecursionError) as error:  # damage to the JSON, its keys or its types
         raise _damaged_error(path, "its header cannot be read") from error
     if digest.hexdigest() != written:
         raise _damaged_error(path, "its bytes do not match its digest")
-    stored_format = metadata.pop("format")
+    return _parse_metadata(path, metadata)
+
+
+def _parse_metadata(path: Path, texts: dict[str, str]) -> dict[str, Any]:
+    """The metadata as values. The format comes first: one of another version may have other entries."""
+    stored_format = texts.pop("format", None)
+    if stored_format is None:
+        raise _damaged_error(path, "its metadata names no format")
     if stored_format not in (TRACE_FORMAT, OLD_TRACE_FORMAT):
         raise UserError(
-            f"{path} has the format '{stored_format}', but this floatscope reads '{TRACE_FORMAT}' and"
+            f"{path} has the format '{printable(stored_format)}', but this floatscope reads '{TRACE_FORMAT}' and"
             f" '{OLD_TRACE_FORMAT}'; open it with the version that wrote it"
         )
-    return {"format": stored_format, **{key: json.loads(text) for key, text in metadata.items()}}
+    metadata: dict[str, Any] = {"format": stored_format}
+    for key, text in texts.items():
+        try:
+            metadata[key] = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise _damaged_error(path, f"its metadata '{printable(key)}' is not valid JSON") from error
+    try:
+        convert(metadata, TraceMetadata)
+    except ValueError as error:
+        raise _damaged_error(path, f"wrong metadata ({error})") from error
+    return metadata
+
+
+def _read_arrays(path: Path, order: list[str]) -> dict[str, Array]:
+    try:
+        with safe_open(path, "np") as file:
+            if sorted(order) != sorted(file.keys()):
+                raise _damaged_error(path, "its metadata 'order' does not name its arrays, each once")
+            types = {name: file.get_slice(name).get_dtype() for name in order}
+            if foreign := [name for name in order if types[name] not in DTYPES.values()]:
+                raise _damaged_error(path, f"array '{printable(foreign[0])}' has the type {types[foreign[0]]}")
+            return {name: file.get_tensor(name) for name in order}
+    except (SafetensorError, OSError) as error:
+        raise _damaged_error(path, f"its arrays cannot be read ({summarize_error(error)})") from error
 
 
 def trace_file_name(sample: str) -> str:

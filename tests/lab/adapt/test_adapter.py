@@ -161,6 +161,10 @@ def test_missing_folder_or_parent_folder_is_a_user_error(base, tmp_path):
 
 def test_adapter_without_base_is_refused(base, tmp_path):
     folder, _ = write_perturbed_adapter(tmp_path / "sibling", base)
+    (tmp_path / "peft").mkdir()
+    (tmp_path / "peft/adapter_config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"peft is an adapter; open it with its base: BASE\+"):
+        fs.load(tmp_path / "peft")
     with pytest.raises(UserError, match=r"is an adapter; open it with its base: BASE\+"):
         load(folder)
     with pytest.raises(UserError, match=r"is not an adapter: it has no adapter.json"):

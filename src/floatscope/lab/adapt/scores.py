@@ -37,7 +37,7 @@ from floatscope.models.loader import load
 from floatscope.models.model import Model
 from floatscope.pipelines.job import Job
 from floatscope.pipelines.prediction_part import Lines, PredictionPart
-from floatscope.schema import State
+from floatscope.schema import Paradigm, State
 from floatscope.traces import open_run
 
 ADAPTER, SCORES = "adapter", "scores.json"
@@ -155,7 +155,7 @@ class MaskedTextPart(PredictionPart):
     def predict(self, batches: Sequence[Sequence[str]]) -> Iterator[Lines]:
         """Measure each batch; the adapter is merged into the base when the first batch needs it."""
         plain = load(self.base, device=self.device)
-        spec = replace(plain.spec, paradigm="mdm", mask_id=self.adapter.mask_id)
+        spec = replace(plain.spec, paradigm=Paradigm.MDM, mask_id=self.adapter.mask_id)
         model, current = replace(plain, spec=spec), BASE
         for ids in batches:
             keys = [sample.split() for sample in ids]
