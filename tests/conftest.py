@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from beartype import BeartypeConf
+from beartype.claw import beartype_packages
 from hypothesis import HealthCheck, settings
 from jaxtyping import install_import_hook
 
-# All but `cli`, whose annotations typer reads, and the kernels, whose source Triton reads.
-CAPTURE = (Path(__file__).parent.parent / "src/floatscope/capture").glob("*.py")
+# All but `lab`; `cli`, whose annotations typer reads; and the kernels, whose source Triton reads.
 ROOMS = (
-    *(f"capture.{path.stem}" for path in CAPTURE if not path.stem.endswith("kernel")),
     "analysis",
     "canvas",
+    "capture",
     "compat",
     "errors",
     "files",
@@ -30,9 +31,20 @@ ROOMS = (
     "tasks",
     "traces",
 )
+SOURCE = Path(__file__).parent.parent / "src"
+MODULES = {".".join(path.relative_to(SOURCE).with_suffix("").parts): path.read_text() for path in SOURCE.rglob("*.py")}
+CHECKED = [name for name in MODULES if name.split(".")[1] in ROOMS and not name.endswith("kernel")]
+# jaxtyping's checks of shapes cost much at every call, so that modules without shapes get beartype's checks of types
+# alone. beartype cannot read the annotations of a NamedTuple, which jaxtyping does not check.
+SHAPED = [name for name in CHECKED if "jaxtyping" in MODULES[name] or "NamedTuple" in MODULES[name]]
+KERNELS = tuple(name for name in MODULES if name.endswith("kernel"))
 
-assert not any(name.startswith("floatscope") for name in sys.modules), "the shape checks must be installed first"
-install_import_hook([f"floatscope.{room}" for room in ROOMS], "beartype.beartype")
+assert not any(name.startswith("floatscope") for name in sys.modules), "the checks must be installed first"
+install_import_hook(SHAPED, "beartype.beartype")
+beartype_packages(
+    [f"floatscope.{room}" for room in ROOMS],
+    conf=BeartypeConf(claw_is_pep526=False, claw_skip_package_names=KERNELS),
+)
 
 settings.register_profile("floatscope", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("floatscope")

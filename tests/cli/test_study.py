@@ -13,12 +13,12 @@ from floatscope.analysis.studies import is_dormant
 from floatscope.cli.main import app
 from floatscope.reports.charts import Map
 from floatscope.reports.study_report import build_study_report
-from floatscope.tasks.sample_files import read_shipped, write_samples
+from floatscope.tasks.sample_files import read_samples, write_samples
 
 
 @pytest.fixture
 def data(tmp_path):
-    write_samples(tmp_path / "reading-5.jsonl", read_shipped("reading-5")[:10])
+    write_samples(tmp_path / "reading-5.jsonl", read_samples("twin:reading-5", 10))
     return tmp_path / "reading-5.jsonl"
 
 
