@@ -10,8 +10,10 @@ import pytest
 import torch
 from beartype import BeartypeConf
 from beartype.claw import beartype_packages
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from jaxtyping import install_import_hook
+
+from example_counts import FEW
 
 # All but `lab`; `cli`, whose annotations typer reads; and the kernels, whose source Triton reads.
 ROOMS = (
@@ -35,8 +37,10 @@ SOURCE = Path(__file__).parent.parent / "src"
 MODULES = {".".join(path.relative_to(SOURCE).with_suffix("").parts): path.read_text() for path in SOURCE.rglob("*.py")}
 CHECKED = [name for name in MODULES if name.split(".")[1] in ROOMS and not name.endswith("kernel")]
 # jaxtyping's checks of shapes cost much at every call, so that modules without shapes get beartype's checks of types
-# alone. beartype cannot read the annotations of a NamedTuple, which jaxtyping does not check.
-SHAPED = [name for name in CHECKED if "jaxtyping" in MODULES[name] or "NamedTuple" in MODULES[name]]
+# alone, except those whose annotations beartype cannot resolve by itself.
+SHAPED = [
+    name for name in CHECKED if any(word in MODULES[name] for word in ("jaxtyping", "NamedTuple", "TYPE_CHECKING"))
+]
 KERNELS = tuple(name for name in MODULES if name.endswith("kernel"))
 
 assert not any(name.startswith("floatscope") for name in sys.modules), "the checks must be installed first"
@@ -46,8 +50,7 @@ beartype_packages(
     conf=BeartypeConf(claw_is_pep526=False, claw_skip_package_names=KERNELS),
 )
 
-settings.register_profile("floatscope", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
-settings.load_profile("floatscope")
+settings.load_profile(FEW)  # unless pytest is started with --hypothesis-profile=all
 torch.set_num_threads(1)  # the tensors here are tiny: threads that wait for each other on a busy machine cost seconds
 os.environ["OMP_NUM_THREADS"] = "1"  # and so in the commands that tests run
 

@@ -16,10 +16,11 @@ from calls import (
     repeated_values,
     small_blocks,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
+from example_counts import examples
 from floatscope.capture.attention import AttentionCall, attend
 from floatscope.capture.visibility import Visibility
 
@@ -55,7 +56,7 @@ def test_unpadded_attention_equals_sdpa_bit_for_bit(kind, length, dtype):
     assert torch.equal(attend(call).output, sdpa(call, m))
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(masks(largest=20), st.sampled_from(DTYPES), st.booleans(), st.integers(0, 99))
 def test_output_and_log_sum_exp_equal_the_definition(m, dtype, small, seed):
     call = make_call(m, dtype=dtype, seed=seed)

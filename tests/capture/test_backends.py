@@ -18,16 +18,17 @@ from calls import (
     relative_error,
     small_blocks,
 )
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from example_counts import examples
 from floatscope.capture import blocked, dense
 from floatscope.capture.attention import AttentionCall, attend
 from floatscope.capture.backends import reduce_attention, select_backend
 from floatscope.capture.reduction_spec import ReductionSpec, entropy_row_weights, split_tiles
 from floatscope.errors import UserError
 
-few_examples = settings(max_examples=60)
+few_examples = examples(60)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LIMIT = {torch.float32: 5e-6, torch.bfloat16: 1e-3, torch.float16: 1e-3}
 """Relative norm error, single rows included: a single row does not average out the rounding of fp32 scores."""
@@ -203,7 +204,7 @@ def test_no_rows_give_an_empty_tensor():
 @example(16)
 @example(17)
 @given(st.integers(1, 50))
-@settings(max_examples=10)
+@examples(10)
 def test_tiles_are_sixteen_wide_and_join_to_the_columns(n):
     columns = torch.rand(2, 5, n)
     cut = split_tiles(columns)

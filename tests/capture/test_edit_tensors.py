@@ -9,16 +9,17 @@ from dataclasses import replace
 import pytest
 import torch
 from calls import Mask, make_call, make_mask, make_spec, masks, relative_error, repeated_values, small_blocks
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from example_counts import examples
 from floatscope.capture import blocked, dense
 from floatscope.capture.attention import AttentionCall
 from floatscope.capture.backends import reduce_attention, select_backend
 from floatscope.capture.edit_tensors import NO_KEY, Bias, EditTensors, Move
 from floatscope.capture.edited_attention import attend_with_edits
 
-few_examples = settings(max_examples=80)
+few_examples = examples(80)
 EDIT_NAMES = ("bias", "hide", "hide some rows", "sink", "move", "spread", "silent")
 
 

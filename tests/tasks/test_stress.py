@@ -9,9 +9,10 @@ from itertools import pairwise
 from random import Random
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from example_counts import examples
 from floatscope.errors import UserError
 from floatscope.tasks.sample import Passage, Sample
 from floatscope.tasks.sample_files import read_samples
@@ -26,7 +27,7 @@ from floatscope.tasks.stress.sample_pool import SamplePool, make_rng
 ANSWERS = ["Velmora", "Triston", "Kobury", "New Haven", "violin", "1901", "12 May", "Quitan Ley", "oak", "Österbro"]
 PEOPLE = ["Mira", "Tan Ceberg", "Lola", "Rik Dale", "Ursa", "Benno", "Ira", "Sven Ö"]
 FACTS = ["{who} keeps a pony.", "In summer {who} swims well.", "{who} is modern and calm!", "Nobody knows {who}'s age."]
-EXAMPLES = settings(max_examples=20)
+EXAMPLES = examples(20)
 TWINS = {
     name: read_samples(f"twin:{name}", 12)
     for name in ("reading-1", "reading-5", "two-hop", "contradicted", "unanswerable")
