@@ -53,6 +53,7 @@ beartype_packages(
 settings.load_profile(FEW)  # unless pytest is started with --hypothesis-profile=all
 torch.set_num_threads(1)  # the tensors here are tiny: threads that wait for each other on a busy machine cost seconds
 os.environ["OMP_NUM_THREADS"] = "1"  # and so in the commands that tests run
+os.fsync = lambda descriptor: None  # 14 ms a file; only a power cut would show it, and no test cuts the power
 
 
 @pytest.fixture(autouse=True)
