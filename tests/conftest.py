@@ -8,18 +8,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from beartype import BeartypeConf
-from beartype.claw import beartype_packages
 from hypothesis import settings
-from jaxtyping import install_import_hook
 
+import type_checks
 from example_counts import FEW
 
-# All but `lab`; `cli`, whose annotations typer reads; and the kernels, whose source Triton reads.
+# All but `cli`, whose annotations typer reads, and the kernels, whose source Triton reads.
+CAPTURE = (Path(__file__).parent.parent / "src/floatscope/capture").glob("*.py")
 ROOMS = (
+    *(f"capture.{path.stem}" for path in CAPTURE if not path.stem.endswith("kernel")),
     "analysis",
     "canvas",
-    "capture",
     "compat",
     "errors",
     "files",
@@ -33,22 +32,9 @@ ROOMS = (
     "tasks",
     "traces",
 )
-SOURCE = Path(__file__).parent.parent / "src"
-MODULES = {".".join(path.relative_to(SOURCE).with_suffix("").parts): path.read_text() for path in SOURCE.rglob("*.py")}
-CHECKED = [name for name in MODULES if name.split(".")[1] in ROOMS and not name.endswith("kernel")]
-# jaxtyping's checks of shapes cost much at every call, so that modules without shapes get beartype's checks of types
-# alone, except those whose annotations beartype cannot resolve by itself.
-SHAPED = [
-    name for name in CHECKED if any(word in MODULES[name] for word in ("jaxtyping", "NamedTuple", "TYPE_CHECKING"))
-]
-KERNELS = tuple(name for name in MODULES if name.endswith("kernel"))
 
-assert not any(name.startswith("floatscope") for name in sys.modules), "the checks must be installed first"
-install_import_hook(SHAPED, "beartype.beartype")
-beartype_packages(
-    [f"floatscope.{room}" for room in ROOMS],
-    conf=BeartypeConf(claw_is_pep526=False, claw_skip_package_names=KERNELS),
-)
+assert not any(name.startswith("floatscope") for name in sys.modules), "the shape checks must be installed first"
+type_checks.install([f"floatscope.{room}" for room in ROOMS])
 
 settings.load_profile(FEW)  # unless pytest is started with --hypothesis-profile=all
 torch.set_num_threads(1)  # the tensors here are tiny: threads that wait for each other on a busy machine cost seconds
