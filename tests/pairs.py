@@ -38,3 +38,8 @@ def choose_rows(rows: list[tuple[int, ...]]) -> set[tuple[int, ...]]:
         chosen.add(best)
         missing -= pairs[best]
     return chosen
+
+
+def slow_except(values: Iterable[Any], *quick: Any) -> list[Any]:
+    """The values of a parametrisation, all marked slow but those named: `slow_except(KINDS, "mdm")`."""
+    return [value if value in quick else pytest.param(value, marks=pytest.mark.slow) for value in values]

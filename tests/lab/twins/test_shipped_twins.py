@@ -16,6 +16,7 @@ from floatscope.lab.twins.scores import generate_answers
 from floatscope.lab.twins.train import KINDS
 from floatscope.tasks.sample_files import read_samples
 from floatscope.tasks.scores import acc
+from pairs import slow_except
 
 ASSETS = Path(fs.__file__).parent / "assets"
 HOME = ASSETS / "twins"
@@ -58,7 +59,7 @@ def read_record(kind: str, name: str) -> dict:
     return json.loads((HOME / kind / name).read_text())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_except(KINDS, "mdm"))
 def test_twin_opens_by_name_and_reads(kind):
     model = fs.load(f"twin:{kind}", device="cpu")
     assert (model.spec.architecture, model.spec.paradigm, model.spec.shift) == SPECS[kind]
