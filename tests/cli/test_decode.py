@@ -10,7 +10,6 @@ import sys
 from contextlib import suppress
 
 import pytest
-from click.testing import Result
 from typer.testing import CliRunner
 
 import floatscope as fs
@@ -27,7 +26,7 @@ def folders(tmp_path_factory):
     return home
 
 
-def run(*words: str, stdin: str | None = None) -> Result:
+def run(*words: str, stdin: str | None = None):
     return CliRunner().invoke(app, ["decode", *words], input=stdin)
 
 

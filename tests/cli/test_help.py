@@ -7,7 +7,7 @@ import shlex
 from contextlib import suppress
 
 import pytest
-from click.exceptions import Exit
+import typer
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -54,11 +54,13 @@ def test_help_ends_with_an_example_of_the_command(command):
 def test_examples_have_valid_options(command):
     for line in read_examples(command):
         program, *words = shlex.split(line.partition(" | ")[0].partition(" > ")[0], comments=True)
+        if program != "floatscope":
+            continue
         group = get_command(app)
-        while program == "floatscope" and words and words[0] in getattr(group, "commands", {}):
+        while words and words[0] in getattr(group, "commands", {}):
             group, words = group.commands[words[0]], words[1:]
-        with suppress(Exit):  # of an option such as --list
-            group.make_context("floatscope", words if program == "floatscope" else [])
+        with suppress(typer.Exit):  # of an option such as --list
+            group.make_context("floatscope", words)
 
 
 @pytest.mark.parametrize("command", slow_except(RUN, *{*RUN} - SLOW))
