@@ -1,6 +1,7 @@
 # make demo    three trained twins and their controls answer questions, watched; the report is demo/report.html
 # make test    lint, types and tests; the page tests need Debian's chromium and are skipped without it
-# make test-versions    the tests of models, capture, sampling and pipelines on the oldest and the newest tested transformers
+# make test-slow  the tests that take seconds (training, kills, documents), and hypothesis with all its examples
+# make test-versions  the tests of models, capture, sampling and pipelines on the oldest and the newest tested transformers
 # make bench   the benchmarks behind docs/benchmarks.md
 # make claims  test the published claims on the twins again and write docs/claims.md
 # Each sets up .venv on a machine that has Python 3.11 and pip.
@@ -9,14 +10,19 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+# Without compiled files every worker and every command that a test starts would compile all modules again.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 2 --dist worksteal
 
-.PHONY: demo test test-versions lint bench claims clean
+.PHONY: demo test test-slow test-versions lint bench claims clean
 
 demo: $(READY)
 	$(BIN)/floatscope demo --out demo
 
 test: $(READY) lint
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(PYTEST) -m "not slow"
+
+test-slow: $(READY)
+	$(PYTEST) -m "slow or hypothesis" --hypothesis-profile=all
 
 VERSIONS := 5.17.0 5.23.0
 

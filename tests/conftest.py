@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
-from jaxtyping import install_import_hook
+from hypothesis import settings
+
+import type_checks
+from example_counts import FEW
 
 # All but `cli`, whose annotations typer reads, and the kernels, whose source Triton reads.
 CAPTURE = (Path(__file__).parent.parent / "src/floatscope/capture").glob("*.py")
@@ -32,12 +34,12 @@ ROOMS = (
 )
 
 assert not any(name.startswith("floatscope") for name in sys.modules), "the shape checks must be installed first"
-install_import_hook([f"floatscope.{room}" for room in ROOMS], "beartype.beartype")
+type_checks.install([f"floatscope.{room}" for room in ROOMS])
 
-settings.register_profile("floatscope", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
-settings.load_profile("floatscope")
+settings.load_profile(FEW)  # unless pytest is started with --hypothesis-profile=all
 torch.set_num_threads(1)  # the tensors here are tiny: threads that wait for each other on a busy machine cost seconds
 os.environ["OMP_NUM_THREADS"] = "1"  # and so in the commands that tests run
+os.fsync = lambda descriptor: None  # 14 ms a file; only a power cut would show it, and no test cuts the power
 
 
 @pytest.fixture(autouse=True)

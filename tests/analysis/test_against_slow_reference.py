@@ -13,10 +13,12 @@ from dense_decodings import END, KINDS, PIECES, WITH_END, Decoding, build_trace,
 
 from floatscope.analysis import TraceView, absorption, anchor_movement, anchor_tables, depth, detect
 from floatscope.analysis.detectors import parse_detector, soft_weights
+from pairs import every_pair
 
 pytestmark = pytest.mark.filterwarnings("error")
+CASES = {"seed": range(4), "kind": KINDS}
+COMMITS = ("answer", "all")
 decodings = pytest.mark.parametrize(("seed", "kind"), [(seed, kind) for kind in KINDS for seed in range(4)])
-counted = pytest.mark.parametrize("commits", ["answer", "all"])
 SCALES = ("mean", "sum", "percent", "visible", "lift")
 EPS = {"mean": 0.05, "sum": 1.5, "percent": 5.0, "visible": 0.08, "lift": 1.2}
 DETECTORS = (
@@ -117,8 +119,7 @@ def test_soft_weights(seed, kind):
         assert (np.delete(weights[t], list(expected)) == 0).all()
 
 
-@decodings
-@pytest.mark.parametrize("by", ["topk(k=2)", "rulli(eps=1)", "gu(eps=0.15)"])
+@every_pair(**CASES, by=["topk(k=2)", "rulli(eps=1)", "gu(eps=0.15)"])
 def test_absorption(seed, kind, by):
     decoding, trace = case(seed, kind)
     each, means = [], []
@@ -140,8 +141,7 @@ def test_absorption(seed, kind, by):
     assert_same_rows(absorption([trace], by), means, ["layer", "set"])
 
 
-@decodings
-@pytest.mark.parametrize("by", ["topk(k=2)", "rulli(eps=1)", "zscore(k=1)", "gu(eps=0.15)", "rulli(eps=2,scale='sum')"])
+@every_pair(**CASES, by=["topk(k=2)", "rulli(eps=1)", "zscore(k=1)", "gu(eps=0.15)", "rulli(eps=2,scale='sum')"])
 def test_anchors(seed, kind, by):
     decoding, trace = case(seed, kind)
     detector = parse_detector(by)
@@ -170,8 +170,7 @@ def test_anchors(seed, kind, by):
     assert_same_rows(anchor_tables.anchors(TraceView(trace, by)), expected, ["layer"])
 
 
-@decodings
-@pytest.mark.parametrize("by", ["topk(k=3)", "rulli(eps=1)"])
+@every_pair(**CASES, by=["topk(k=3)", "rulli(eps=1)"])
 def test_anchor_classes_and_tokens(seed, kind, by):
     decoding, trace = case(seed, kind)
     cells = [(t, j) for layer in anchor_sets(seed, kind, by) for t, keys in enumerate(layer) for j in keys]
@@ -207,8 +206,7 @@ def test_concentration(seed, kind):
     assert_same_rows(anchor_tables.concentration(TraceView(trace)), expected, ["layer"])
 
 
-@decodings
-@pytest.mark.parametrize("eps", [0.05, 0.12, 0.3])
+@every_pair(**CASES, eps=[0.05, 0.12, 0.3])
 def test_sinks(seed, kind, eps):
     decoding, trace = case(seed, kind)
     first, anywhere = slow.sink_rates(decoding, eps, steps_with_all_rows(seed, kind))
@@ -228,9 +226,7 @@ def test_eps_sweep(seed, kind):
         assert share == pytest.approx(slow.share_without_anchors(decoding, eps), abs=1e-6), eps
 
 
-@decodings
-@counted
-@pytest.mark.parametrize("by", ["topk(k=2)", "rulli(eps=1)", "rulli(eps=4)"])
+@every_pair(**CASES, commits=COMMITS, by=["topk(k=2)", "rulli(eps=1)", "rulli(eps=4)"])
 def test_drift(seed, kind, by, commits):
     decoding, trace = case(seed, kind)
     steps = count_steps(decoding, commits)
@@ -266,9 +262,7 @@ def test_drift(seed, kind, by, commits):
     )
 
 
-@decodings
-@counted
-@pytest.mark.parametrize("by", ["topk(k=3)", "rulli(eps=1)", "rulli(eps=3)"])
+@every_pair(**CASES, commits=COMMITS, by=["topk(k=3)", "rulli(eps=1)", "rulli(eps=3)"])
 def test_lifetimes(seed, kind, by, commits):
     decoding, trace = case(seed, kind)
     expected = []
@@ -289,9 +283,7 @@ def test_lifetimes(seed, kind, by, commits):
     assert_same_rows(anchor_movement.lifetimes(trace, by, commits=commits), expected, ["layer"])
 
 
-@decodings
-@counted
-@pytest.mark.parametrize("by", ["topk(k=3)", "rulli(eps=1)"])
+@every_pair(**CASES, commits=COMMITS, by=["topk(k=3)", "rulli(eps=1)"])
 def test_layer_drift(seed, kind, by, commits):
     decoding, trace = case(seed, kind)
     expected = []
@@ -315,8 +307,7 @@ def test_layer_drift(seed, kind, by, commits):
     assert_same_rows(anchor_movement.layer_drift(trace, by, commits=commits), expected, ["step"])
 
 
-@decodings
-@counted
+@every_pair(**CASES, commits=COMMITS)
 def test_head_floating(seed, kind, commits):
     """Of a cached text only the first step has all rows, which is not enough."""
     decoding, trace = case(seed, kind)
@@ -356,8 +347,7 @@ def test_token_classes_and_structure(seed, kind):
     assert_same_rows(depth.structure(TraceView(trace)), structure_rows, ["layer", "set"])
 
 
-@decodings
-@counted
+@every_pair(**CASES, commits=COMMITS)
 def test_predicting_rows(seed, kind, commits):
     decoding, trace = case(seed, kind)
     indices = slow.count_commits(decoding, commits, [END])

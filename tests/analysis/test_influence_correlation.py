@@ -14,6 +14,7 @@ from floatscope.analysis import TraceView
 from floatscope.analysis.influence_correlation import influence, rank_correlation, ranks
 from floatscope.errors import UserError
 from floatscope.traces import Trace
+from pairs import every_pair
 
 pytestmark = pytest.mark.filterwarnings("error")
 COLUMNS = ["received", "received_all", "contribution"]
@@ -65,9 +66,7 @@ def slow_correlations(decoding: Decoding, trace: Trace, layer: int, which: str) 
     return [fmean(r for r in correlations[name] if r == r) for name in COLUMNS]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize("commits", ["answer", "all"])
+@every_pair(commits=["answer", "all"], seed=[0, 1], kind=KINDS)
 def test_the_table_equals_the_slow_reference(seed, kind, commits):
     decoding = random_answer(seed, kind)
     rng, plain = np.random.default_rng(seed), build_trace(decoding, special=WITH_END)

@@ -9,13 +9,12 @@ import slow_reference as slow
 from dense_decodings import ALL_KINDS, END, WITH_END, Decoding, build_trace, canvas, end_answer, random_answer
 
 from floatscope.analysis.position_profile import BINS, position_profile
+from pairs import every_pair
 
 pytestmark = pytest.mark.filterwarnings("error")
 
 
-@pytest.mark.parametrize("kind", ALL_KINDS)
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("commits", ["answer", "all"])
+@every_pair(commits=["answer", "all"], seed=range(3), kind=ALL_KINDS)
 def test_the_profile_equals_a_loop(seed, kind, commits):
     decoding = random_answer(seed, kind)
     table = position_profile(build_trace(decoding, "a", special=WITH_END), commits=commits)

@@ -28,6 +28,7 @@ from floatscope.analysis import TraceView
 from floatscope.analysis.retrieval_heads import THRESHOLD, head_correlation, head_map, layer_profile, retrieval
 from floatscope.errors import UserError
 from floatscope.traces import Trace
+from pairs import every_pair
 
 pytestmark = pytest.mark.filterwarnings("error")
 A, B, C, OTHER = WORDS[:4]
@@ -222,9 +223,7 @@ def test_the_random_decodings_cover_the_cases():
     assert any(one["wu_set"] > one["wu_count"] for one in rows)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("commits", ["answer", "all"])
+@every_pair(commits=["answer", "all"], seed=range(6), kind=KINDS)
 def test_retrieval_equals_the_slow_reference(seed, kind, commits):
     """The answer lacks the last one or two tokens; an end-of-text token in the evidence can be copied too."""
     decoding = end_answer(random_decoding(seed, kind), -1 - seed % 2)

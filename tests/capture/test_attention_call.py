@@ -16,12 +16,14 @@ from calls import (
     repeated_values,
     small_blocks,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
+from example_counts import examples
 from floatscope.capture.attention import AttentionCall, attend
 from floatscope.capture.visibility import Visibility
+from pairs import every_pair
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ROUNDING = {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -45,9 +47,7 @@ def sdpa(call: AttentionCall, m: Mask) -> torch.Tensor:
     )
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("length", [9, 130])
-@pytest.mark.parametrize("kind", KINDS)
+@every_pair(kind=KINDS, length=[9, 130], dtype=DTYPES)
 def test_unpadded_attention_equals_sdpa_bit_for_bit(kind, length, dtype):
     m = make_mask(kind, 2, length, length, size=length // 2)
     repeats = 1 if kind == "additive per head" else 3
@@ -55,7 +55,7 @@ def test_unpadded_attention_equals_sdpa_bit_for_bit(kind, length, dtype):
     assert torch.equal(attend(call).output, sdpa(call, m))
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(masks(largest=20), st.sampled_from(DTYPES), st.booleans(), st.integers(0, 99))
 def test_output_and_log_sum_exp_equal_the_definition(m, dtype, small, seed):
     call = make_call(m, dtype=dtype, seed=seed)
@@ -74,9 +74,7 @@ def test_output_and_log_sum_exp_equal_the_definition(m, dtype, small, seed):
     assert float(error.abs().max()) <= (1e-5 if dtype == torch.float32 else 1e-3)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("kind", ["full", "causal", "window", "block", "rule"])
+@every_pair(kind=["full", "causal", "window", "block", "rule"], side=["left", "right"], dtype=DTYPES)
 def test_padded_equals_unpadded_exactly(kind, side, dtype):
     m = make_mask(kind, 3, 40, 40, side, seed=1)
     call = make_call(m, heads=4, repeats=2, dtype=dtype)

@@ -18,16 +18,18 @@ from calls import (
     relative_error,
     small_blocks,
 )
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from example_counts import examples
 from floatscope.capture import blocked, dense
 from floatscope.capture.attention import AttentionCall, attend
 from floatscope.capture.backends import reduce_attention, select_backend
 from floatscope.capture.reduction_spec import ReductionSpec, entropy_row_weights, split_tiles
 from floatscope.errors import UserError
+from pairs import every_pair
 
-few_examples = settings(max_examples=60)
+few_examples = examples(60)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LIMIT = {torch.float32: 5e-6, torch.bfloat16: 1e-3, torch.float16: 1e-3}
 """Relative norm error, single rows included: a single row does not average out the rounding of fp32 scores."""
@@ -67,9 +69,7 @@ def test_blocked_equals_dense(m, heads, dtype, groups, scaling, has_lse, small, 
     assert relative_error((result.attended_carry * counts).flatten(1), (attended * counts).flatten(1)) <= LIMIT[dtype]
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("has_lse", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
+@every_pair(kind=KINDS, has_lse=[True, False], seed=range(3))
 def test_every_key_is_exact_to_five_digits_in_float32(kind, has_lse, seed):
     """On an input of many blocks: 1e-5 per key, single-row groups included, and a relative norm error of 1e-6."""
     m = make_mask(kind, 1, 160, 160, size=40, seed=seed)
@@ -83,9 +83,7 @@ def test_every_key_is_exact_to_five_digits_in_float32(kind, has_lse, seed):
     assert relative_error(result[:, :, ~many], expected[:, :, ~many]) <= LIMIT[torch.float32]
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("kind", ["full", "causal", "window"])
+@every_pair(kind=["full", "causal", "window"], dtype=[torch.bfloat16, torch.float16], seed=range(3))
 def test_a_single_row_in_half_precision_is_exact_to_three_digits(kind, dtype, seed):
     m = make_mask(kind, 2, 70, 70, "left", size=40, seed=seed)
     call = make_call(m, heads=4, repeats=2, dim=16, dtype=dtype, seed=seed)
@@ -203,7 +201,7 @@ def test_no_rows_give_an_empty_tensor():
 @example(16)
 @example(17)
 @given(st.integers(1, 50))
-@settings(max_examples=10)
+@examples(10)
 def test_tiles_are_sixteen_wide_and_join_to_the_columns(n):
     columns = torch.rand(2, 5, n)
     cut = split_tiles(columns)

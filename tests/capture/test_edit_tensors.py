@@ -6,19 +6,20 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import pytest
 import torch
 from calls import Mask, make_call, make_mask, make_spec, masks, relative_error, repeated_values, small_blocks
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from example_counts import examples
 from floatscope.capture import blocked, dense
 from floatscope.capture.attention import AttentionCall
 from floatscope.capture.backends import reduce_attention, select_backend
 from floatscope.capture.edit_tensors import NO_KEY, BiasTensors, EditTensors, MoveTensors
 from floatscope.capture.edited_attention import attend_with_edits
+from pairs import every_pair
 
-few_examples = settings(max_examples=80)
+few_examples = examples(80)
 EDIT_NAMES = ("bias", "hide", "hide some rows", "sink", "move", "spread", "silent")
 
 
@@ -154,9 +155,7 @@ def test_executed_and_captured_attention_equal_the_edited_matrix(m, heads, names
     torch.testing.assert_close(single_rows.double(), A[sample, :, row], atol=3e-6, rtol=0)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", EDIT_NAMES)
-@pytest.mark.parametrize("kind", ["full", "causal"])
+@every_pair(kind=["full", "causal"], name=EDIT_NAMES, dtype=[torch.bfloat16, torch.float16])
 def test_half_precision_is_as_exact_as_its_dtype(dtype, name, kind):
     m = make_mask(kind, 2, 48, 48, "left")
     call = make_call(m, 4, 2, 16, dtype)

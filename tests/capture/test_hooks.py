@@ -8,36 +8,9 @@ from unittest import mock
 
 import pytest
 import torch
+import transformers  # imports its models when they are named
 from torch import nn
 from torch.nn import functional
-from transformers import (
-    BartConfig,
-    BartModel,
-    BertConfig,
-    BertForMaskedLM,
-    BloomConfig,
-    BloomForCausalLM,
-    DistilBertConfig,
-    DistilBertForMaskedLM,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GptOssConfig,
-    GptOssForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    ModernBertConfig,
-    ModernBertForMaskedLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    T5Config,
-    T5EncoderModel,
-)
 
 import floatscope as fs
 from floatscope.capture import hooks as hooks
@@ -56,18 +29,28 @@ SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_i
 LAYER = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}
 
 INTERFACE = {
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**DECODER)),
-    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**DECODER)),
-    "mistral": lambda: MistralForCausalLM(MistralConfig(**DECODER, sliding_window=5)),
-    "gemma3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**DECODER, **LAYER, query_pre_attn_scalar=3)),
-    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=4)),
-    "bert": lambda: BertForMaskedLM(BertConfig(**ENCODER)),
-    "distilbert": lambda: DistilBertForMaskedLM(
-        DistilBertConfig(vocab_size=50, dim=32, hidden_dim=40, n_layers=2, n_heads=4)
+    "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**DECODER)),
+    "qwen2": lambda: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**DECODER)),
+    "mistral": lambda: transformers.MistralForCausalLM(transformers.MistralConfig(**DECODER, sliding_window=5)),
+    "gemma3": lambda: transformers.Gemma3ForCausalLM(
+        transformers.Gemma3TextConfig(**DECODER, **LAYER, query_pre_attn_scalar=3)
     ),
-    "modernbert": lambda: ModernBertForMaskedLM(ModernBertConfig(**ENCODER, **SPECIAL, local_attention=6)),
+    "gpt2": lambda: transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=4)
+    ),
+    "bert": lambda: transformers.BertForMaskedLM(transformers.BertConfig(**ENCODER)),
+    "distilbert": lambda: transformers.DistilBertForMaskedLM(
+        transformers.DistilBertConfig(vocab_size=50, dim=32, hidden_dim=40, n_layers=2, n_heads=4)
+    ),
+    "modernbert": lambda: transformers.ModernBertForMaskedLM(
+        transformers.ModernBertConfig(**ENCODER, **SPECIAL, local_attention=6)
+    ),
 }
-SDPA = {"t5": lambda: T5EncoderModel(T5Config(vocab_size=50, d_model=32, d_ff=40, num_layers=2, num_heads=4, d_kv=8))}
+SDPA = {
+    "t5": lambda: transformers.T5EncoderModel(
+        transformers.T5Config(vocab_size=50, d_model=32, d_ff=40, num_layers=2, num_heads=4, d_kv=8)
+    )
+}
 T = 12
 
 
@@ -516,18 +499,18 @@ def refusal(model: nn.Module, ids: torch.Tensor) -> str:
 
 
 def test_a_soft_cap_is_refused_by_name(ids):
-    message = refusal(build(lambda: Gemma2ForCausalLM(Gemma2Config(**DECODER))), ids)
+    message = refusal(build(lambda: transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**DECODER))), ids)
     assert "layer 'model.layers.0.self_attn' uses a soft cap on the scores (`softcap`)" in message
 
 
 def test_sinks_as_parameters_are_refused_by_name(ids):
-    config = GptOssConfig(**DECODER, num_local_experts=2, num_experts_per_tok=1)
-    message = refusal(build(lambda: GptOssForCausalLM(config)), ids)
+    config = transformers.GptOssConfig(**DECODER, num_local_experts=2, num_experts_per_tok=1)
+    message = refusal(build(lambda: transformers.GptOssForCausalLM(config)), ids)
     assert "layer 'model.layers.0.self_attn' uses attention sinks as parameters (`s_aux`)" in message
 
 
 def test_dropout_in_training_is_refused_by_name(ids):
-    model = LlamaForCausalLM(LlamaConfig(**DECODER, attention_dropout=0.1)).train()
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**DECODER, attention_dropout=0.1)).train()
     message = refusal(model, ids)
     assert "layer 'model.layers.0.self_attn' applies dropout 0.1 to its attention; call model.eval() first" in message
     nano = build(lambda: Nano(lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, dropout_p=0.2)))
@@ -558,14 +541,16 @@ def test_fused_layers_are_refused_by_name(layer, name, training, ids):
 
 def test_a_model_without_attention_is_refused(ids):
     assert "no attention was seen in this forward" in refusal(nn.Embedding(50, 32), ids)
-    config = BloomConfig(vocab_size=50, hidden_size=32, n_layer=2, n_head=4)  # computes its own softmax
-    assert "no attention was seen in this forward" in refusal(build(lambda: BloomForCausalLM(config)), ids)
+    config = transformers.BloomConfig(vocab_size=50, hidden_size=32, n_layer=2, n_head=4)  # computes its own softmax
+    assert "no attention was seen in this forward" in refusal(build(lambda: transformers.BloomForCausalLM(config)), ids)
 
 
 def test_an_encoder_decoder_is_refused_and_its_encoder_is_not(ids):
     sizes = {"encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
     model = build(
-        lambda: BartModel(BartConfig(vocab_size=50, d_model=32, encoder_ffn_dim=40, decoder_ffn_dim=40, **sizes))
+        lambda: transformers.BartModel(
+            transformers.BartConfig(vocab_size=50, d_model=32, encoder_ffn_dim=40, decoder_ffn_dim=40, **sizes)
+        )
     )
     assert "BartModel is an encoder-decoder" in refusal(model, ids)
     with fs.watch(model.encoder, verify=True) as session:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from calls import make_call, make_mask, masks, probabilities, small_blocks
-from hypothesis import given, settings
+from hypothesis import given
 
 import floatscope as fs
+from example_counts import examples
 from floatscope.capture.attention import attend
 
 
@@ -43,7 +44,7 @@ class Diagonal(fs.Reducer):
         return own
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(masks(largest=24))
 def test_a_local_share_equals_the_dense_one(m):
     call = make_call(m)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 from calls import KINDS, STRUCTURED, Mask, make_mask, masks
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from example_counts import examples
 from floatscope.capture.visibility import Visibility, normalize_padding
 from floatscope.errors import UserError
 
-few_examples = settings(max_examples=40)
+few_examples = examples(40)
 
 
 def full_slices(visibility: Visibility) -> tuple[slice, slice]:

@@ -6,14 +6,14 @@ import json
 import os
 import pty
 import re
-import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 from typer.testing import CliRunner
 
 import floatscope as fs
-from floatscope.cli.main import app
+from floatscope.cli.main import app, main
 
 PROMPT = "What floats?\nAnd what sinks?"
 
@@ -26,36 +26,37 @@ def folders(tmp_path_factory):
     return home
 
 
-def run(*words: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "floatscope", "decode", *words]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=300)
+def run(*words: str, stdin: str | None = None):
+    return CliRunner().invoke(app, ["decode", *words], input=stdin)
 
 
 def run_live(*words: str, columns: int = 100) -> str:
-    """What a terminal would show, escape sequences and all."""
-    ours, theirs = pty.openpty()
-    env = os.environ | {"COLUMNS": str(columns), "LINES": "40", "TERM": "xterm-256color", "COLORTERM": "truecolor"}
-    command = [sys.executable, "-m", "floatscope", "decode", *words]
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=env) as process:
-        os.close(theirs)
-        shown = b""
-        while True:
-            try:
-                piece = os.read(ours, 65536)
-            except OSError:  # the other end is closed
-                break
-            if not piece:
-                break
+    """What a terminal would show, escape sequences and all; the command runs in a child process of its own."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        status = 1
+        try:
+            os.environ |= {"COLUMNS": str(columns), "LINES": "40", "TERM": "xterm-256color", "COLORTERM": "truecolor"}
+            sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w")
+            sys.argv = ["floatscope", "decode", *words]
+            main()
+        except SystemExit as error:
+            status = int(error.code or 0)
+            sys.stdout.flush()
+        finally:
+            os._exit(status)  # never return into pytest
+    shown = b""
+    with os.fdopen(terminal, "rb", 0) as reader, suppress(OSError):  # at the end, when the child has closed its side
+        while piece := reader.read(65536):
             shown += piece
-        os.close(ours)
-    assert process.returncode == 0, shown
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, shown
     return shown.decode()
 
 
 @pytest.mark.parametrize("layout", ["llada", "dream", "llama"])
 def test_a_pipe_receives_only_the_text(folders, layout):
     result = run(str(folders / layout), "--prompt", PROMPT, "--new-tokens", "12")
-    assert result.returncode == 0, result.stderr
+    assert result.exit_code == 0, result.stderr
     assert result.stdout == fs.decode(fs.load(folders / layout), PROMPT, new_tokens=12).text + "\n"
     assert result.stderr == ""
 
@@ -122,9 +123,9 @@ def test_a_mistake_is_one_sentence(folders, words, message):
 def test_infill_fills_a_mask_in_the_prompt(folders):
     words = (str(folders / "llada"), "--prompt", "a<|mdm_mask|>b<|mdm_mask|>", "--no-chat", "--new-tokens", "0")
     result = run(*words)
-    assert result.returncode == 2
+    assert result.exit_code == 2
     assert "contains the mask token" in result.stderr
     assert "--infill" in result.stderr
     result = run(*words, "--infill")
-    assert result.returncode == 0, result.stderr
+    assert result.exit_code == 0, result.stderr
     assert result.stdout.startswith("a")

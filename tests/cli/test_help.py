@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import shlex
+from contextlib import suppress
 
 import pytest
+import typer
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from floatscope.cli.help_text import EXAMPLES
 from floatscope.cli.main import app
+from pairs import slow_except
 from shell import all_commands, run_command, split_commands
 
 ELSEWHERE = ("", "demo", "doctor", "fetch")  # demo runs in test_demo.py, fetch with another pip in test_fetch.py
+RUN = [name for name in EXAMPLES if name not in ELSEWHERE]
+SLOW = {"adapt", "compare", "intervene", "stress", "study", "trace", "twins train"}
 EXPECTED = {  # a command → a part of what its examples print
     "decode": "Dramora",
     "data": "500",
@@ -43,7 +50,20 @@ def test_help_ends_with_an_example_of_the_command(command):
     assert any(f"floatscope {command}" in line for line in read_examples(command))
 
 
-@pytest.mark.parametrize("command", [name for name in EXAMPLES if name not in ELSEWHERE])
+@pytest.mark.parametrize("command", [name for name in EXAMPLES if name])
+def test_examples_have_valid_options(command):
+    for line in read_examples(command):
+        program, *words = shlex.split(line.partition(" | ")[0].partition(" > ")[0], comments=True)
+        if program != "floatscope":
+            continue
+        group = get_command(app)
+        while words and words[0] in getattr(group, "commands", {}):
+            group, words = group.commands[words[0]], words[1:]
+        with suppress(typer.Exit):  # of an option such as --list
+            group.make_context("floatscope", words)
+
+
+@pytest.mark.parametrize("command", slow_except(RUN, *{*RUN} - SLOW))
 def test_examples_run_as_written_in_an_empty_folder(command, tmp_path):
     output = "".join(run_command(line, tmp_path) for line in read_examples(command))
     assert EXPECTED.get(command, "") in output

@@ -23,7 +23,7 @@ from floatscope.cli.main import app
 for words in json.load(sys.stdin):
     result = CliRunner(env={"COLUMNS": "200"}).invoke(app, words, prog_name="floatscope")
     heavy = [name for name in ("torch", "transformers") if name in sys.modules]
-    print(json.dumps([result.exit_code, heavy, result.output]), flush=True)
+    print(json.dumps([result.exit_code, heavy, result.stdout or result.stderr]), flush=True)
     if heavy:
         break
 """
@@ -67,14 +67,26 @@ MISTAKES = [
 ]
 
 
-def run_all(commands: list[list[str]], folder: Path) -> None:
-    """Run commands in one process; after each of them neither torch nor transformers is imported."""
+def run_program(commands: list[list[str]], folder: Path, env: dict[str, str]) -> list[tuple[int, list[str], str]]:
+    """Run commands in one fresh process: the status, the heavy modules imported so far and the output of each."""
     program = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(
-        program, input=json.dumps(commands), capture_output=True, text=True, cwd=folder, timeout=300, check=False
+        program,
+        input=json.dumps(commands),
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={**os.environ, **env},
+        timeout=300,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
-    results = [json.loads(line) for line in done.stdout.splitlines()]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def run_all(commands: list[list[str]], folder: Path) -> None:
+    """Run commands; after each of them neither torch nor transformers is imported."""
+    results = run_program(commands, folder, {})
     for words, (status, heavy, output) in zip(commands, results, strict=False):
         assert (status, heavy) == (2 if words in MISTAKES else 0, []), f"{words}: {output}"
     assert len(results) == len(commands)
@@ -107,25 +119,22 @@ def test_mistakes_are_found_before_torch_is_imported(home):
     run_all(MISTAKES, home)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["trace", "twin:mdm", "--prompt", "x"],
-        ["eval", "twin:mdm", "--data", "data.jsonl"],
-        ["stress", "twin:mdm", "--data", "data.jsonl", "--kind", "position"],
-        ["intervene", "twin:mdm", "--data", "data.jsonl", "--edit", "spread"],
-        ["study", "sinks", "twin:mdm", "--data", "data.jsonl"],
-        ["demo"],
-        ["twins", "train"],
-        ["adapt", "twin:mdm"],
-    ],
-    ids=" ".join,
-)
-def test_the_first_line_is_printed_before_torch_is_imported(home, words, tmp_path):
+FIRST_LINES = [
+    ["trace", "twin:mdm", "--prompt", "x"],
+    ["eval", "twin:mdm", "--data", "data.jsonl"],
+    ["stress", "twin:mdm", "--data", "data.jsonl", "--kind", "position"],
+    ["intervene", "twin:mdm", "--data", "data.jsonl", "--edit", "spread"],
+    ["study", "sinks", "twin:mdm", "--data", "data.jsonl"],
+    ["demo"],
+    ["twins", "train"],
+    ["adapt", "twin:mdm"],
+]
+
+
+def test_the_first_line_is_printed_before_torch_is_imported(home, tmp_path):
     """Torch is replaced by a module that cannot be imported: the line is there all the same."""
     (tmp_path / "torch.py").write_text("raise KeyboardInterrupt")
-    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    command = [sys.executable, "-m", "floatscope", *words, "--out", str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=home, env=env, timeout=120, check=False)
-    assert done.returncode == 130, done.stderr
-    assert len(done.stdout.splitlines()) == 1
+    commands = [[*words, "--out", str(tmp_path / "out")] for words in FIRST_LINES]
+    results = run_program(commands, home, {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])})
+    for words, (status, _, output) in zip(FIRST_LINES, results, strict=True):
+        assert (status, len(output.splitlines())) == (130, 1), f"{words}: {output}"

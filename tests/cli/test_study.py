@@ -13,12 +13,12 @@ from floatscope.analysis.studies import is_dormant
 from floatscope.cli.main import app
 from floatscope.reports.charts import Map
 from floatscope.reports.study_report import build_study_report
-from floatscope.tasks.sample_files import read_shipped, write_samples
+from floatscope.tasks.sample_files import read_samples, write_samples
 
 
 @pytest.fixture
 def data(tmp_path):
-    write_samples(tmp_path / "reading-5.jsonl", read_shipped("reading-5")[:10])
+    write_samples(tmp_path / "reading-5.jsonl", read_samples("twin:reading-5", 10))
     return tmp_path / "reading-5.jsonl"
 
 
@@ -28,6 +28,7 @@ def run(*words, code=0):
     return result.stdout if code == 0 else result.stderr
 
 
+@pytest.mark.slow
 def test_sinks_prints_a_table_and_a_finding_for_each_model(data, tmp_path):
     words = ["sinks", "twin:mdm", "twin:arm", "--data", data, "--limit", 2, "--new-tokens", 4, "--out", tmp_path / "s"]
     words += ["--set", "counts=2", "--set", "draws=1", "--set", "types=structural"]
@@ -53,6 +54,7 @@ def test_sinks_prints_a_table_and_a_finding_for_each_model(data, tmp_path):
     assert len(record["effects"]) == 14
 
 
+@pytest.mark.slow
 def test_heads_traces_some_samples_and_zeroes_heads_on_the_others(data, tmp_path):
     record = json.loads(run("heads", "twin:arm", "--data", data, "--new-tokens", 4, "--out", tmp_path / "h", "--set",
                           "counts=2", "--set", "draws=1", "--json"))  # fmt: skip

@@ -13,7 +13,7 @@ from floatscope.interventions.recipes import build_control, parse_edits
 from floatscope.pipelines.canvas_layout import CanvasLayout
 from floatscope.pipelines.prompting import batch_regions, encode_samples
 from floatscope.schema import State
-from floatscope.tasks.sample_files import read_shipped
+from floatscope.tasks.sample_files import read_samples
 
 NEW = 4
 
@@ -41,7 +41,7 @@ def replace_tokens(ids, at):
 
 
 def test_the_tokens_of_a_blank_region_have_no_effect(model):
-    items = encode_samples(model, read_shipped("reading-5")[:1], None, CanvasLayout(NEW))
+    items = encode_samples(model, read_samples("twin:reading-5", 1), None, CanvasLayout(NEW))
     prompt_ids, at = [items[0].ids], items[0].tokens["gold"]
     plain = confidences(model, prompt_ids, items, ())
     assert not torch.allclose(confidences(model, replace_tokens(prompt_ids[0], at), items, ()), plain, atol=1e-5)
@@ -54,7 +54,7 @@ def test_the_tokens_of_a_blank_region_have_no_effect(model):
 
 
 def test_the_control_of_blank_hides_the_same_positions_in_every_layer_head_and_step(model):
-    items = encode_samples(model, read_shipped("reading-5")[:1], None, CanvasLayout(NEW))
+    items = encode_samples(model, read_samples("twin:reading-5", 1), None, CanvasLayout(NEW))
     prompt_ids = [items[0].ids]
     edits = build_control(parse_edits("blank(region='gold')"), "random", draw=1)
     canvas = CanvasState(

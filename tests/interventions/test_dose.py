@@ -33,7 +33,7 @@ from floatscope.interventions.key_selection import match_mass, select_keys
 from floatscope.interventions.recipes import build_control, parse_edits
 from floatscope.interventions.structure import StructureFinder
 from floatscope.interventions.unedited import UneditedCall
-from floatscope.tasks.sample_files import read_shipped
+from floatscope.tasks.sample_files import read_samples
 
 INF = float("inf")
 WIDTH = max(map(len, PROMPTS)) + NEW
@@ -202,7 +202,7 @@ def test_controls_spare_the_evidence_if_their_edit_does():
 
 
 def test_structure_is_that_of_the_analyses(tmp_path):
-    model, samples = fs.load("twin:mdm", device="cpu"), read_shipped("reading-1")[:2]
+    model, samples = fs.load("twin:mdm", device="cpu"), read_samples("twin:reading-1", 2)
     run = fs.trace(model, samples, tmp_path / "run", new_tokens=4)
     for trace in run:
         tokens = torch.tensor(trace.tokens)

@@ -7,9 +7,10 @@ from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from example_counts import examples
 from floatscope.canvas import Regions, build_canvas
 from floatscope.capture.edit_tensors import NO_KEY
 from floatscope.interventions.edits import (
@@ -25,7 +26,7 @@ from floatscope.interventions.edits import (
 )
 from floatscope.interventions.key_selection import Ranking, SelectionContext, select_keys, to_mask
 
-few = settings(max_examples=30)
+few = examples(30)
 HEADS = 3
 
 

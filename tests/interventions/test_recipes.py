@@ -25,6 +25,7 @@ from reference import (
 from floatscope.canvas import Regions
 from floatscope.interventions.edits import Anchors, Bias, FirstKey, MiddleKeys, Move, PositionKeys
 from floatscope.interventions.recipes import RECIPES, build_control, parse_edits
+from pairs import every_pair
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*selected no keys")
 INF = float("inf")
@@ -81,9 +82,7 @@ def test_a_recipe_equals_its_definition(kind, recipe):
     compare(kind, recipe, CASES[recipe], regions=regions())
 
 
-@pytest.mark.parametrize("kind", ["unshifted", "shifted"])
-@pytest.mark.parametrize("where", ["", "layers=[1]", "heads=[1, 3]"])
-@pytest.mark.parametrize("step", [0, 1])
+@every_pair(step=[0, 1], where=["", "layers=[1]", "heads=[1, 3]"], kind=["unshifted", "shifted"])
 def test_a_frozen_model_repeats_its_attention(kind, where, step):
     limits = {"layers": (1,) if "layers" in where else None, "heads": (1, 3) if "heads" in where else None}
     reference = compare(kind, f"freeze(step={step}, {where})", [Rule("freeze", steps=(step,), **limits)])

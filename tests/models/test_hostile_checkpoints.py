@@ -21,6 +21,7 @@ from floatscope.models import limited_process
 from floatscope.models.description import describe
 from floatscope.models.limited_process import Limits
 from floatscope.models.tokenizer_files import open_tokenizer
+from pairs import every_pair
 
 LIMITS = Limits(seconds=1.0)  # less than usual, to save time
 SECONDS, MEMORY = 10, 2e9
@@ -297,9 +298,7 @@ def test_a_network_that_computes_nan_is_refused(tmp_path):
 ROPES = {"linear": {}, "dynamic": {"original_max_position_embeddings": 64}, "yarn": {}}
 
 
-@pytest.mark.parametrize("factor", [float("nan"), 0, 0.0, -1.0, float("inf")])
-@pytest.mark.parametrize("place", ["rope_scaling", "rope_parameters"])
-@pytest.mark.parametrize("kind", ROPES)
+@every_pair(kind=ROPES, place=["rope_scaling", "rope_parameters"], factor=[float("nan"), 0, 0.0, -1.0, float("inf")])
 def test_a_rotation_without_a_positive_factor_is_refused(tmp_path, kind, place, factor):
     folder = write_tiny(tmp_path / "m", "llama")
     rope = {"rope_type": kind, "factor": factor, "rope_theta": 1e4, **ROPES[kind]}

@@ -17,6 +17,7 @@ from tiny_checkpoints import TINY, TINY_ARCHITECTURES, change_weights, edit_json
 import floatscope as fs
 from floatscope.models import device as device_module
 from floatscope.models.conversions import llada_to_llama_key
+from pairs import every_pair
 
 
 def build_by_hand(folder: Path, architecture: str) -> torch.nn.Module:
@@ -44,9 +45,7 @@ def build_by_hand(folder: Path, architecture: str) -> torch.nn.Module:
     return module.eval()
 
 
-@pytest.mark.parametrize("shards", [1, 3])
-@pytest.mark.parametrize("seed", [0, 5])
-@pytest.mark.parametrize("architecture", ["llada", "dream"])
+@every_pair(architecture=["llada", "dream"], seed=[0, 5], shards=[1, 3])
 def test_a_loaded_folder_equals_the_network_built_by_hand(tmp_path, architecture, seed, shards):
     folder = write_tiny(tmp_path / "m", architecture, seed=seed, shards=shards)
     model = fs.load(folder, device="cpu")

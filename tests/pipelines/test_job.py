@@ -16,11 +16,11 @@ from floatscope.pipelines.intervene import plan_intervention
 from floatscope.pipelines.job import BatchDone, Finished, Note, Started, run_job
 from floatscope.pipelines.stress import plan_stress
 from floatscope.pipelines.trace import plan_trace
-from floatscope.tasks.sample_files import read_shipped
+from floatscope.tasks.sample_files import read_samples
 from floatscope.traces.run_record import FINISHED, UNFINISHED, read_record, write_record
 from jobs import read_notes, run_batches
 
-SAMPLES = read_shipped("reading-1")[:3]
+SAMPLES = read_samples("twin:reading-1", 3)
 HOW = {"new_tokens": 4, "batch_size": 2}
 CONDITIONS = [Condition("baseline"), *build_conditions("mask_anchors(k=1)", "random", draws=1)]
 
@@ -36,7 +36,7 @@ def plan(verb: str, model: fs.Model, out):
     if verb == "evaluate":
         return plan_evaluation(model, SAMPLES, out, trace_samples=1, **HOW)
     if verb == "stress":
-        return plan_stress(model, read_shipped("reading-5")[:3], out, "query", **HOW)
+        return plan_stress(model, read_samples("twin:reading-5", 3), out, "query", **HOW)
     return plan_intervention(model, SAMPLES, out, CONDITIONS, nll_only=True, **HOW)
 
 
@@ -93,7 +93,7 @@ def test_notes_of_draws_and_batches_are_added_up():
 
 def test_notes_come_before_the_work_and_edits_report_after_it(arm, tmp_path):
     short = replace(arm, spec=replace(arm.spec, context=60))
-    job = plan_intervention(short, read_shipped("reading-5")[:2], tmp_path / "run", CONDITIONS[:2], **HOW)
+    job = plan_intervention(short, read_samples("twin:reading-5", 2), tmp_path / "run", CONDITIONS[:2], **HOW)
     events = list(job)
     assert read_notes(events[:2]) == ["2 of 2 prompts exceeded 56 tokens and lost passages or shots"]
     never = [Condition("baseline"), *build_conditions("mask_anchors(k=1, steps=[9])", None)]

@@ -23,7 +23,7 @@ from floatscope.pipelines.evaluate import plan_evaluation, plan_part
 from floatscope.pipelines.prompting import choose_passages
 from floatscope.pipelines.trace import plan_trace
 from floatscope.tasks.sample import Passage, Sample
-from floatscope.tasks.sample_files import read_shipped
+from floatscope.tasks.sample_files import read_samples
 from floatscope.tasks.scores import acc, em, f1
 from floatscope.tasks.template import load_template
 from floatscope.traces.run_record import read_record, write_record
@@ -43,13 +43,13 @@ def arm():
 
 
 def run_evaluation(model, out, samples=None, **settings):
-    return run_batches(plan_evaluation(model, samples or read_shipped("reading-5")[:7], out, **{**HOW, **settings}))
+    return run_batches(plan_evaluation(model, samples or read_samples("twin:reading-5", 7), out, **{**HOW, **settings}))
 
 
 @pytest.mark.parametrize("family", ["arm", "mdm"])
 def test_every_question_is_answered_and_scored(family, arm, mdm, tmp_path):
     model = {"arm": arm, "mdm": mdm}[family]
-    samples = read_shipped("reading-5")[:7]
+    samples = read_samples("twin:reading-5", 7)
     lines = run_evaluation(model, tmp_path / "e")
     assert [each.done for each in lines] == [3, 6, 7]
     table = open_evaluation(tmp_path / "e").table.set_index("sample")
@@ -87,7 +87,7 @@ def test_without_passages_fresh_facts_are_not_answered(mdm, tmp_path):
 
 
 def test_shots_are_other_samples_with_their_answers(mdm, tmp_path):
-    samples = read_shipped("reading-1")[:5]
+    samples = read_samples("twin:reading-1", 5)
     job = plan_evaluation(mdm, samples, tmp_path / "shots", shots=2, **HOW)
     for item in job.parts[0].items:
         shown = [other for other in samples if other.question in item.prompt.text and other.id != item.sample.id]
@@ -102,27 +102,27 @@ def test_shots_are_other_samples_with_their_answers(mdm, tmp_path):
 
 def test_a_long_prompt_loses_whole_passages_with_a_note(mdm, tmp_path):
     short = replace(mdm, spec=replace(mdm.spec, context=100))
-    job = plan_evaluation(short, read_shipped("reading-5")[:4], tmp_path / "cut", **HOW)
+    job = plan_evaluation(short, read_samples("twin:reading-5", 4), tmp_path / "cut", **HOW)
     assert "lost passages or shots" in job.notes[0]
-    for item, sample in zip(job.parts[0].items, read_shipped("reading-5"), strict=False):
+    for item, sample in zip(job.parts[0].items, read_samples("twin:reading-5", 4), strict=True):
         assert len(item.ids) + 6 <= 100
         assert sample.question in item.prompt.text
         assert 0 < len(item.sample.passages) < 5
         assert set(item.sample.passages) <= set(sample.passages)
     tiny = replace(mdm, spec=replace(mdm.spec, context=12))
     with pytest.raises(UserError, match="reading-5-0"):
-        plan_evaluation(tiny, read_shipped("reading-5")[:1], tmp_path / "none", **HOW)
+        plan_evaluation(tiny, read_samples("twin:reading-5", 1), tmp_path / "none", **HOW)
 
 
 def test_evaluation_needs_a_tokenizer(mdm, tmp_path):
     with pytest.raises(UserError, match="has no tokenizer, so it cannot read text"):
-        plan_evaluation(replace(mdm, tokenizer=None), read_shipped("reading-5")[:2], tmp_path / "e", **HOW)
+        plan_evaluation(replace(mdm, tokenizer=None), read_samples("twin:reading-5", 2), tmp_path / "e", **HOW)
 
 
 def test_shots_are_drawn_from_samples_with_an_answer(mdm, tmp_path):
     samples = [
-        *(replace(sample, answers=()) for sample in read_shipped("unanswerable")[:3]),
-        *read_shipped("reading-1")[:2],
+        *(replace(sample, answers=()) for sample in read_samples("twin:unanswerable", 3)),
+        *read_samples("twin:reading-1", 2),
     ]
     job = plan_evaluation(mdm, samples, tmp_path / "one", shots=1, **HOW)
     assert job.notes == []  # nothing was too long
@@ -132,7 +132,7 @@ def test_shots_are_drawn_from_samples_with_an_answer(mdm, tmp_path):
 
 def test_attention_is_that_of_the_predicting_rows(mdm, tmp_path):
     """Against the trace of the same decoding: rows up to the end of the answer, mean over layers and heads."""
-    samples = read_shipped("reading-5")[:2]
+    samples = read_samples("twin:reading-5", 2)
     run_evaluation(mdm, tmp_path / "e", samples, attention=True, trace_samples=2, batch_size=2)
     table = open_evaluation(tmp_path / "e").table.set_index("sample")
     for trace in fs.open_run(tmp_path / "e" / "traces"):
@@ -149,7 +149,7 @@ def test_attention_is_that_of_the_predicting_rows(mdm, tmp_path):
 
 
 def test_extra_masks_stay_masked_and_filler_follows_the_answer(mdm, tmp_path):
-    samples = read_shipped("reading-1")[:3]
+    samples = read_samples("twin:reading-1", 3)
     plain = run_evaluation(mdm, tmp_path / "plain", samples)
     for name, extra in {"masks": {"extra_masks": 12}, "filler": {"filler": " ." * 12}}.items():
         lines = run_evaluation(mdm, tmp_path / name, samples, **extra)
@@ -160,7 +160,7 @@ def test_extra_masks_stay_masked_and_filler_follows_the_answer(mdm, tmp_path):
 
 @pytest.mark.parametrize("extra", [1, 6, 8])
 def test_the_number_of_extra_masks_is_exact(extra, mdm, tmp_path):
-    part = plan_part(mdm, read_shipped("reading-1")[:2], tmp_path / "e", extra_masks=extra, **HOW)
+    part = plan_part(mdm, read_samples("twin:reading-1", 2), tmp_path / "e", extra_masks=extra, **HOW)
     decoding = part._decode(part.items)
     longest = max(len(item.ids) for item in part.items)
     for step in decoding:
@@ -172,11 +172,11 @@ def test_the_number_of_extra_masks_is_exact(extra, mdm, tmp_path):
 
 def test_an_arm_takes_no_suffix(arm, tmp_path):
     with pytest.raises(UserError, match="is autoregressive: nothing can stand after its answer"):
-        plan_evaluation(arm, read_shipped("reading-1")[:2], tmp_path / "e", extra_masks=4, **HOW)
+        plan_evaluation(arm, read_samples("twin:reading-1", 2), tmp_path / "e", extra_masks=4, **HOW)
 
 
 def test_abstaining_is_correct_where_there_is_no_answer(mdm, tmp_path):
-    run_evaluation(mdm, tmp_path / "e", [*read_shipped("unanswerable")[:3], *read_shipped("reading-5")[:3]])
+    run_evaluation(mdm, tmp_path / "e", [*read_samples("twin:unanswerable", 3), *read_samples("twin:reading-5", 3)])
     table = open_evaluation(tmp_path / "e").table
     assert table["unanswerable"].tolist().count(True) == 3
     for row in table.itertuples():
@@ -187,7 +187,7 @@ KILLED = """
 import sys, time
 import floatscope as fs
 from floatscope.pipelines import evaluate, prediction_part
-from floatscope.tasks.sample_files import read_shipped
+from floatscope.tasks.sample_files import read_samples
 append = prediction_part._append
 def slow(file, lines):
     append(file, lines)
@@ -195,7 +195,7 @@ def slow(file, lines):
     print("written", flush=True)
     time.sleep(60)
 prediction_part._append = slow
-samples = read_shipped("reading-5")[:7]
+samples = read_samples("twin:reading-5", 7)
 evaluate.evaluate(fs.load("twin:mdm", device="cpu"), samples, sys.argv[1], new_tokens=6, batch_size=3)
 """
 
@@ -217,7 +217,7 @@ def test_a_killed_evaluation_resumes_to_the_same_bytes(mdm, tmp_path):
 def test_other_settings_are_refused(mdm, tmp_path):
     run_evaluation(mdm, tmp_path / "e")
     with pytest.raises(UserError, match="cannot be resumed with other settings"):
-        plan_evaluation(mdm, read_shipped("reading-5")[:7], tmp_path / "e", passages=0, **HOW)
+        plan_evaluation(mdm, read_samples("twin:reading-5", 7), tmp_path / "e", passages=0, **HOW)
 
 
 def test_a_folder_of_traces_is_refused_as_an_evaluation(mdm, tmp_path):
@@ -235,7 +235,7 @@ def test_a_batch_size_is_at_least_one(mdm, tmp_path):
 
 def test_a_disk_that_is_full_at_any_write_loses_nothing(mdm, tmp_path, monkeypatch):
     """The disk takes n writes and no more; then there is room again."""
-    samples, fsync, writes = read_shipped("reading-1")[:3], os.fsync, []
+    samples, fsync, writes = read_samples("twin:reading-1", 3), os.fsync, []
 
     def fsync_or_fail(descriptor):
         writes.append(descriptor)
@@ -295,7 +295,7 @@ def test_changed_predictions_are_refused(mdm, tmp_path, damage, message):
 
 def test_predictions_of_another_run_are_refused(mdm, tmp_path):
     run_evaluation(mdm, tmp_path / "e")
-    run_evaluation(mdm, tmp_path / "other", read_shipped("reading-5")[7:12])
+    run_evaluation(mdm, tmp_path / "other", read_samples("twin:reading-5", 12)[7:])
     shutil.copy(tmp_path / "other" / PREDICTIONS_FILE, tmp_path / "e" / PREDICTIONS_FILE)
     write_record(tmp_path / "e", read_record(tmp_path / "e") | {"status": "unfinished"})
     with pytest.raises(UserError, match="is not a sample of the run"):

@@ -28,12 +28,12 @@ from floatscope.pipelines.intervene import plan_intervention
 from floatscope.reports.intervention_report import build_intervention_report
 from floatscope.reports.page import write_page
 from floatscope.tasks.sample import Sample
-from floatscope.tasks.sample_files import read_shipped
+from floatscope.tasks.sample_files import read_samples
 from floatscope.tasks.template import load_template
 from jobs import read_notes, run_batches
 
 HOW = {"new_tokens": 4, "batch_size": 3}
-FEW = read_shipped("reading-1")[:4]
+FEW = read_samples("twin:reading-1", 4)
 MASKED = [
     Condition("baseline"),
     *build_conditions("mask_anchors(k=2)", draws=1),

@@ -15,7 +15,7 @@ import floatscope as fs
 from floatscope.canvas import CanvasState
 from floatscope.pipelines.likelihood import encode_continuation
 from floatscope.schema import State
-from floatscope.tasks.sample_files import read_shipped
+from floatscope.tasks.sample_files import read_samples
 from floatscope.tasks.template import load_template
 
 MASK, EOS, NEW = 49, 48, 8
@@ -237,7 +237,7 @@ def twins():
 
 def test_an_answer_is_encoded_as_in_the_twins_training(twins):
     tokenizer = twins["mdm"].tokenizer
-    for sample in read_shipped("reading-5")[:20]:
+    for sample in read_samples("twin:reading-5", 20):
         prompt, answer = tokenizer.encode(load_template().prompt(sample).text), sample.answers[0]
         alone = tokenizer.hf(f" {answer}", add_special_tokens=False)["input_ids"]
         assert (
@@ -271,7 +271,7 @@ def test_in_a_chat_an_end_of_turn_follows_the_answer(tmp_path):
 
 @pytest.mark.parametrize("name", ["arm", "mdm", "mdm-adapted"])
 def test_a_passage_makes_its_answer_more_likely(twins, name):
-    samples = read_shipped("reading-5")[:12]
+    samples = read_samples("twin:reading-5", 12)
     answers = [sample.answers[0] for sample in samples]
     shown, hidden = (
         fs.answer_nll(twins[name], [load_template().prompt(s).text for s in variant], answers, new_tokens=NEW)

@@ -21,10 +21,10 @@ from floatscope.pipelines.prompting import (
     list_prompts,
 )
 from floatscope.tasks.sample import Sample
-from floatscope.tasks.sample_files import read_shipped
+from floatscope.tasks.sample_files import read_samples
 from floatscope.tasks.template import load_template
 
-SAMPLES = read_shipped("reading-5")[:5]
+SAMPLES = read_samples("twin:reading-5", 5)
 
 
 @pytest.fixture(scope="module", params=["twin:arm", "twin:mdm"])

@@ -19,7 +19,7 @@ from floatscope.reports.page import write_page
 from floatscope.reports.stress_report import build_stress_report
 from floatscope.tasks.index import Index
 from floatscope.tasks.sample import Sample
-from floatscope.tasks.sample_files import read_shipped
+from floatscope.tasks.sample_files import read_samples
 from jobs import run_batches
 
 
@@ -29,17 +29,17 @@ def arm():
 
 
 def test_the_gold_passage_moves_and_nothing_else(arm, tmp_path):
-    job = plan_stress(arm, read_shipped("reading-5")[:4], tmp_path / "place", "position", new_tokens=6)
+    job = plan_stress(arm, read_samples("twin:reading-5", 4), tmp_path / "place", "position", new_tokens=6)
     met = [batch.part for batch in run_batches(job)]
     assert set(met) == {"gold-0", "gold-1", "gold-2", "gold-3", "gold-4", "closed-book", "oracle", "shuffled"}
     assert job.total == 4 * 8
-    again = plan_stress(arm, read_shipped("reading-5")[:4], tmp_path / "place", "position", new_tokens=6)
+    again = plan_stress(arm, read_samples("twin:reading-5", 4), tmp_path / "place", "position", new_tokens=6)
     assert run_batches(again) == []
     table = stress_curve([tmp_path / "place"]).set_index("name")
     for name in met:
         own = open_evaluation(tmp_path / "place" / name).table
         assert table.loc[name, "acc"] == own["acc"].mean()
-        assert set(own["sample"]) == {sample.id for sample in read_shipped("reading-5")[:4]}
+        assert set(own["sample"]) == {sample.id for sample in read_samples("twin:reading-5", 4)}
     assert table.loc["gold-2", "acc"] > table.loc["closed-book", "acc"]
     own = open_evaluation(tmp_path / "place" / "gold-1").table
     lift = (own["gold_mass"] / own["gold_share"]).mean()
@@ -51,7 +51,7 @@ def shortened(model, context):
 
 
 def test_a_sample_too_long_at_one_point_is_left_out_of_all(arm, tmp_path):
-    samples = read_shipped("reading-5")[:6]
+    samples = read_samples("twin:reading-5", 6)
     unbroken = plan_stress(arm, samples, tmp_path / "whole", "position", new_tokens=6)
     longest = {id: max(len(i.ids) for e in unbroken.parts for i in e.items if i.sample.id == id) for id in
                (sample.id for sample in samples)}  # fmt: skip
@@ -74,7 +74,7 @@ def test_a_sample_too_long_at_one_point_is_left_out_of_all(arm, tmp_path):
 
 
 def test_shots_of_the_remaining_samples_fit(arm, tmp_path):
-    samples = read_shipped("reading-5")[:6]
+    samples = read_samples("twin:reading-5", 6)
     job = plan_stress(shortened(arm, 196), samples, tmp_path / "s", "shots", options={"counts": (0, 1)}, new_tokens=6)
     assert job.notes
     names = {item.sample.id for evaluation in job.parts for item in evaluation.items}
@@ -84,7 +84,7 @@ def test_shots_of_the_remaining_samples_fit(arm, tmp_path):
 
 
 def test_samples_that_cannot_take_part_are_noted(arm, tmp_path):
-    samples = [*read_shipped("reading-5")[:2], Sample("bare", "Who?", ("Jon",))]
+    samples = [*read_samples("twin:reading-5", 2), Sample("bare", "Who?", ("Jon",))]
     job = plan_stress(arm, samples, tmp_path / "q", "query", options={"placements": "after"}, new_tokens=4)
     sentence = "1 of 3 samples cannot take part at every point and are left out"
     assert job.notes == [sentence]
@@ -95,7 +95,7 @@ def test_samples_that_cannot_take_part_are_noted(arm, tmp_path):
 def test_masks_after_the_answer_are_watched(tmp_path):
     mdm = fs.load("twin:mdm", device="cpu")
     options = {"counts": (0, 3)}
-    list(plan_stress(mdm, read_shipped("reading-5")[:2], tmp_path / "m", "masks", options=options, new_tokens=4))
+    list(plan_stress(mdm, read_samples("twin:reading-5", 2), tmp_path / "m", "masks", options=options, new_tokens=4))
     table = stress_curve([tmp_path / "m"])
     assert table["name"].tolist() == ["masks-0", "masks-3", "filler-0", "filler-3"]
     assert table["gold_lift"].notna().all()
@@ -111,7 +111,7 @@ def test_gaps_equal_a_hand_computation():
 
 def test_the_command_draws_models_together(tmp_path):
     data = tmp_path / "few.jsonl"
-    data.write_text("".join(json.dumps(sample.as_json()) + "\n" for sample in read_shipped("reading-5")[:3]))
+    data.write_text("".join(json.dumps(sample.as_json()) + "\n" for sample in read_samples("twin:reading-5", 3)))
     words = ["stress", "twin:arm", "twin:mdm", "--data", str(data), "--kind", "query", "--new-tokens", "6"]
     message = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "out"), "--set", "placements=before,after"])
     assert message.exit_code == 0, message.output
@@ -127,7 +127,7 @@ def test_the_command_draws_models_together(tmp_path):
 def data_file(tmp_path):
     data = tmp_path / "few.jsonl"
     bad = '{"answer": "Velmora"}\n'
-    data.write_text("".join(json.dumps(sample.as_json()) + "\n" for sample in read_shipped("reading-5")[:2]) + bad)
+    data.write_text("".join(json.dumps(sample.as_json()) + "\n" for sample in read_samples("twin:reading-5", 2)) + bad)
     return data
 
 
@@ -152,7 +152,7 @@ def test_bad_lines_are_refused_or_skipped_with_a_note(data_file):
 
 
 def test_distractors_come_from_an_index(data_file, tmp_path):
-    questions = [sample.question for sample in read_shipped("reading-5")[:2]]
+    questions = [sample.question for sample in read_samples("twin:reading-5", 2)]
     Index.create(tmp_path / "wiki").add([(f"p{i}", "", f"{questions[i]} Nobody knows, {i}.") for i in (0, 1)])
     words = "twin:arm", "--kind", "noise", "--set", "distractors=retrieved", "--set", "counts=1", "--skip-bad"
     assert "(--set retrieve=INDEX)" in run_command(data_file, *words).stderr
@@ -163,7 +163,7 @@ def test_distractors_come_from_an_index(data_file, tmp_path):
 
 
 def test_passages_come_from_an_index_and_the_recall_is_printed(data_file, tmp_path):
-    first, second = read_shipped("reading-5")[:2]
+    first, second = read_samples("twin:reading-5", 2)
     gold = next(passage for passage in first.passages if passage.gold)
     other = [("p1", "", f"{second.question} Nobody knows."), ("p2", "", f"{first.question} Nobody knows.")]
     Index.create(tmp_path / "wiki").add([("p0", gold.title, gold.text), *other])
@@ -195,7 +195,7 @@ def test_models_that_do_not_fit_the_kind_are_refused_first(data_file, words, sen
 
 def test_mistakes_are_one_sentence(arm, tmp_path):
     with pytest.raises(UserError, match="unknown"):
-        plan_stress(arm, read_shipped("reading-5")[:3], tmp_path / "x", "posittion")
+        plan_stress(arm, read_samples("twin:reading-5", 3), tmp_path / "x", "posittion")
     with pytest.raises(UserError, match="is not a stress test"):
         stress_curve([tmp_path])
     missing, out = str(tmp_path / "no.jsonl"), str(tmp_path / "o")

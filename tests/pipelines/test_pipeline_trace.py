@@ -21,7 +21,7 @@ from floatscope.errors import UserError
 from floatscope.pipelines import trace as module
 from floatscope.pipelines.trace import plan_trace
 from floatscope.tasks.sample import Passage, Sample
-from floatscope.tasks.sample_files import read_shipped
+from floatscope.tasks.sample_files import read_samples
 from floatscope.tasks.template import load_template
 from floatscope.traces import find_controls, open_run
 from jobs import interrupt_after, read_notes, run_batches
@@ -73,10 +73,10 @@ def message(trace, region) -> str:
 def test_regions_hold_the_words_they_are_named_for(twins, twin, tmp_path):
     """Samples of many lengths in one batch: the padding moves nothing."""
     samples = [
-        *read_shipped("reading-5")[:2],
-        *read_shipped("two-hop")[:1],
-        *read_shipped("closed-book")[:1],
-        *read_shipped("few-shot")[:1],
+        *read_samples("twin:reading-5", 2),
+        *read_samples("twin:two-hop", 1),
+        *read_samples("twin:closed-book", 1),
+        *read_samples("twin:few-shot", 1),
     ]
     trace(twins[twin], tmp_path / "run", samples)
     for sample in samples:
@@ -168,7 +168,7 @@ def test_the_trace_is_that_of_decode(models, tmp_path):
 
 
 def test_two_models_on_the_same_samples_are_comparable(twins, tmp_path):
-    samples = read_shipped("reading-1")[:3]
+    samples = read_samples("twin:reading-1", 3)
     for name, twin in twins.items():
         trace(twin, tmp_path / name, samples, new_tokens=6, steps=6)
     runs = [open_run(tmp_path / name) for name in twins]

@@ -15,7 +15,7 @@ from floatscope.analysis.trace_view import trace_views
 from floatscope.interventions.recipes import parse_edits
 from floatscope.pipelines.job import BatchDone, Started, run_job
 from floatscope.pipelines.studies import HEAD_TRACES, StudyInput, plan_study, rank_heads, study_jobs
-from floatscope.tasks.sample_files import read_shipped
+from floatscope.tasks.sample_files import read_samples
 from floatscope.traces import open_run
 
 
@@ -46,7 +46,7 @@ def zeroed(condition):
 
 
 def test_sinks_are_masked_beside_random_keys_of_equal_mass_and_count_and_middling_keys(mdm, tmp_path):
-    plan = plan_study("sinks", study_input(mdm, read_shipped("reading-5")[:2], tmp_path))
+    plan = plan_study("sinks", study_input(mdm, read_samples("twin:reading-5", 2), tmp_path))
     conditions = by_name(plan)
     assert len(conditions) == 1 + 3 * (1 + 3 + 3 + 1) + 4 * (1 + 3)
     for k in (1, 5, 10):
@@ -69,25 +69,25 @@ def test_sinks_are_masked_beside_random_keys_of_equal_mass_and_count_and_middlin
         assert (condition.edits, condition.series) == (parse_edits(f"mask_anchors(k=5, only={name!r})"), name)
         assert [each.control for each in controls(conditions, condition.name)] == ["mass"] * 3
     few = plan_study(
-        "sinks", study_input(mdm, read_shipped("reading-5")[:2], tmp_path), counts=2, draws=1, types="first"
+        "sinks", study_input(mdm, read_samples("twin:reading-5", 2), tmp_path), counts=2, draws=1, types="first"
     )
     assert list(by_name(few)) == [
         "baseline", "anchors-2", "anchors-2-mass-0", "anchors-2-random-0", "middle-2",
         "anchors-2-first", "anchors-2-first-mass-0"]  # fmt: skip
     for options in ({"counts": 2}, {"counts": 5, "types": "none"}):
-        none = plan_study("sinks", study_input(mdm, read_shipped("reading-5")[:2], tmp_path), **options)
+        none = plan_study("sinks", study_input(mdm, read_samples("twin:reading-5", 2), tmp_path), **options)
         assert len(none.conditions) == 1 + 1 + 6 + 1
 
 
 def test_types_that_no_sample_has_are_left_out_with_a_note(mdm, tmp_path):
-    plan = plan_study("sinks", study_input(mdm, read_shipped("closed-book")[:2], tmp_path))
+    plan = plan_study("sinks", study_input(mdm, read_samples("twin:closed-book", 2), tmp_path))
     assert plan.notes == ["evidence, all but evidence left out: no sample has evidence"]
     assert not any("evidence" in condition.name for condition in plan.conditions)
     assert "anchors-5-structural" in by_name(plan)
 
 
 def test_pinned_mass_goes_where_that_of_its_control_goes(mdm, tmp_path):
-    samples = read_shipped("reading-5")[:6]
+    samples = read_samples("twin:reading-5", 6)
     plan = plan_study("pin", study_input(mdm, samples, tmp_path))
     conditions = by_name(plan)
     assert len(conditions) == 1 + 4 * (1 + 3 + 3) + 3 * 2 * (1 + 3)
@@ -115,21 +115,21 @@ def test_pinned_mass_goes_where_that_of_its_control_goes(mdm, tmp_path):
 
 
 def test_subsets_that_samples_cannot_take_are_left_out_with_a_note(mdm, tmp_path):
-    several = read_shipped("two-hop")[:6]
+    several = read_samples("twin:two-hop", 6)
     plan = plan_study("pin", study_input(mdm, several, tmp_path))
     assert "gold-first" not in plan.subsets
     assert any("gold-first" in sentence and "exactly one gold passage" in sentence for sentence in plan.notes)
-    mixed = plan_study("pin", study_input(mdm, [*several[:4], *read_shipped("reading-5")[:1]], tmp_path))
+    mixed = plan_study("pin", study_input(mdm, [*several[:4], *read_samples("twin:reading-5", 1)], tmp_path))
     assert "gold-first" not in mixed.subsets
     assert any("only 1 of 5" in sentence for sentence in mixed.notes)
-    few = plan_study("pin", study_input(mdm, [*several[:1], *read_shipped("reading-5")[:4]], tmp_path))
+    few = plan_study("pin", study_input(mdm, [*several[:1], *read_samples("twin:reading-5", 4)], tmp_path))
     assert {len(subset) for subset in few.subsets.values()} == {4}
     assert any("1 of 5 samples cannot be used in every subset" in sentence for sentence in few.notes)
 
 
 @pytest.mark.parametrize("name", ["twin:mdm", "twin:arm"])
 def test_heads_are_found_and_tested_on_different_samples_with_controls_of_their_layers(name, tmp_path):
-    model, samples = fs.load(name, device="cpu"), read_shipped("reading-5")[:10]
+    model, samples = fs.load(name, device="cpu"), read_samples("twin:reading-5", 10)
     plan = plan_study("heads", study_input(model, samples, tmp_path), counts=(2, 5, 64), draws=2)
     conditions = by_name(plan)
     run = open_run(tmp_path / HEAD_TRACES)
@@ -152,7 +152,7 @@ def test_heads_are_found_and_tested_on_different_samples_with_controls_of_their_
 
 
 def test_the_traces_of_heads_are_a_job_that_resumes(mdm, tmp_path):
-    given = study_input(mdm, read_shipped("reading-5")[:10], tmp_path, batch_size=4)
+    given = study_input(mdm, read_samples("twin:reading-5", 10), tmp_path, batch_size=4)
     with pytest.raises(fs.UserError, match="unknown score 'mas'"):
         next(study_jobs("heads", given, score="mas"))
     jobs = study_jobs("heads", given, counts=2, draws=1)
@@ -166,7 +166,7 @@ def test_the_traces_of_heads_are_a_job_that_resumes(mdm, tmp_path):
 
 
 def test_equal_heads_are_ranked_by_their_mass_on_the_evidence(mdm, tmp_path):
-    samples = read_shipped("reading-1")[:8]
+    samples = read_samples("twin:reading-1", 8)
     found = rank_heads(study_input(mdm, samples, tmp_path), samples, "wu_set")
     assert len(found) == 64
     pairs = list(zip(found["wu_set"], found["mass"], strict=True))
@@ -175,22 +175,23 @@ def test_equal_heads_are_ranked_by_their_mass_on_the_evidence(mdm, tmp_path):
 
 def test_heads_need_samples_with_evidence(mdm, tmp_path):
     with pytest.raises(fs.UserError, match="8 samples with evidence"):
-        plan_study("heads", study_input(mdm, read_shipped("reading-5")[:8], tmp_path))
+        plan_study("heads", study_input(mdm, read_samples("twin:reading-5", 8), tmp_path))
     with pytest.raises(fs.UserError, match="of 12 samples 0 have evidence"):
-        plan_study("heads", study_input(mdm, read_shipped("closed-book")[:12], tmp_path))
+        plan_study("heads", study_input(mdm, read_samples("twin:closed-book", 12), tmp_path))
 
 
 def test_every_head_has_a_condition_with_its_layer_and_number(mdm, tmp_path):
-    conditions = by_name(plan_study("dormant", study_input(mdm, read_shipped("reading-5")[:2], tmp_path)))
+    conditions = by_name(plan_study("dormant", study_input(mdm, read_samples("twin:reading-5", 2), tmp_path)))
     assert len(conditions) == 1 + 64
     condition = conditions["head-3-6"]
     assert (zeroed(condition), condition.series, condition.value) == ({(3, 6)}, "layer 3", 6)
-    subset = by_name(plan_study("dormant", study_input(mdm, read_shipped("reading-5")[:2], tmp_path), layers=(1, 2)))
+    two = study_input(mdm, read_samples("twin:reading-5", 2), tmp_path)
+    subset = by_name(plan_study("dormant", two, layers=(1, 2)))
     assert {condition.series for condition in subset.values()} == {"", "layer 1", "layer 2"}
 
 
 def test_every_region_that_all_samples_have_is_hidden_in_turn(mdm, tmp_path):
-    plan = plan_study("blank", study_input(mdm, read_shipped("reading-5")[:3], tmp_path), draws=2)
+    plan = plan_study("blank", study_input(mdm, read_samples("twin:reading-5", 3), tmp_path), draws=2)
     conditions = by_name(plan)
     edited = [condition for condition in conditions.values() if controls(conditions, condition.name)]
     documents = [f"document-{number}" for number in range(1, 6)]
@@ -200,16 +201,17 @@ def test_every_region_that_all_samples_have_is_hidden_in_turn(mdm, tmp_path):
             assert control.edits[0].keys.reference == condition.edits[0].keys
             assert control.edits[0].queries == condition.edits[0].queries == "others"
     assert conditions["document-4"].value == 4
-    short = replace(read_shipped("reading-5")[3], passages=read_shipped("reading-5")[3].passages[:4])
-    plan = plan_study("blank", study_input(mdm, [*read_shipped("reading-5")[:3], short], tmp_path))
+    fourth = read_samples("twin:reading-5", 4)[3]
+    short = replace(fourth, passages=fourth.passages[:4])
+    plan = plan_study("blank", study_input(mdm, [*read_samples("twin:reading-5", 3), short], tmp_path))
     assert plan.notes == ["document 5 left out: not all samples have them"]
 
 
 def test_unknown_studies_and_options_are_refused(mdm, tmp_path):
     with pytest.raises(fs.UserError, match="sinks"):
-        plan_study("sink", study_input(mdm, read_shipped("reading-5")[:2], tmp_path))
+        plan_study("sink", study_input(mdm, read_samples("twin:reading-5", 2), tmp_path))
     with pytest.raises(fs.UserError, match="counts, types, draws"):
-        plan_study("sinks", study_input(mdm, read_shipped("reading-5")[:2], tmp_path), k=3)
+        plan_study("sinks", study_input(mdm, read_samples("twin:reading-5", 2), tmp_path), k=3)
     with pytest.raises(fs.UserError, match="a study needs samples"):
         plan_study("blank", study_input(mdm, [], tmp_path))
 

@@ -23,14 +23,14 @@ from floatscope.cli.main import app
 from floatscope.reports.build import build_report, link_tables, report, write_figures, write_report, write_tables
 from floatscope.reports.charts import Dots, Lines, Map, Table
 from floatscope.reports.report_runs import ReportRun
-from floatscope.tasks.sample_files import read_shipped
+from floatscope.tasks.sample_files import read_samples
 from floatscope.traces import find_controls
 
 NEW_TOKENS = 6
 
 
 def trace_run(model: fs.Model, folder: Path, count: int = 3, **settings: object) -> Path:
-    fs.trace(model, read_shipped("reading-5")[:count], folder, new_tokens=NEW_TOKENS, **settings)
+    fs.trace(model, read_samples("twin:reading-5", count), folder, new_tokens=NEW_TOKENS, **settings)
     return folder
 
 

@@ -26,7 +26,7 @@ from floatscope.reports.paper.passages import build_flow_section, build_scores_s
 from floatscope.reports.paper.runs import PaperRun, _build_mean_map
 from floatscope.reports.report_runs import ReportRun
 from floatscope.schema import KEY_STATS
-from floatscope.tasks.sample_files import read_shipped
+from floatscope.tasks.sample_files import read_samples
 from floatscope.traces import Trace
 
 IDS = ["temporal-drift", "absorption", "qk-decomposition", "retrieval-heads", "region-flow", "scores"]
@@ -54,7 +54,7 @@ def select_charts(charts, kind):
 def runs(tmp_path_factory) -> dict[str, Path]:
     """The gold passage first, last, and first again in a text of the same length; one model has a control."""
     folder = tmp_path_factory.mktemp("runs")
-    samples = [read_shipped("reading-5")[i] for i in (0, 4, 15)]
+    samples = [sample for i, sample in enumerate(read_samples("twin:reading-5", 16)) if i in (0, 4, 15)]
     return {twin: trace_twin(twin, folder / twin, samples, controls=(0,) * (twin == "mdm")) for twin in ("arm", "mdm")}
 
 
@@ -70,7 +70,7 @@ def report(built):
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory) -> Path:
-    return trace_twin("mdm", tmp_path_factory.mktemp("one") / "one", read_shipped("reading-5")[:1])
+    return trace_twin("mdm", tmp_path_factory.mktemp("one") / "one", read_samples("twin:reading-5", 1))
 
 
 @pytest.fixture(scope="module")
@@ -352,7 +352,7 @@ def test_texts_without_passages_and_answers_are_noted(tmp_path):
 
 def test_missing_fields_are_noted(tmp_path):
     watch = fs.Watch(fields=("received",))
-    report = build_paper(trace_twin("mdm", tmp_path / "run", read_shipped("reading-5")[:1], watch=watch))
+    report = build_paper(trace_twin("mdm", tmp_path / "run", read_samples("twin:reading-5", 1), watch=watch))
     for id in IDS[:-1]:
         assert "Not shown for twin:mdm: " in find_section(report, id).text
         assert find_section(report, id).charts == []

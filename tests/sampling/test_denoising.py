@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from toys import (
     MASK,
@@ -21,6 +21,7 @@ from toys import (
     softmax,
 )
 
+from example_counts import examples
 from floatscope.canvas import Regions, build_canvas
 from floatscope.errors import UserError
 from floatscope.sampling import SAMPLERS, denoise
@@ -61,7 +62,7 @@ def ids(seed: int, length: int, high: int = MASK) -> list[int]:
 # ---- LLaDA's loop
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     st.integers(0, 99),
     st.integers(0, 8),
@@ -80,7 +81,7 @@ def test_commits_equal_those_of_lladas_loop(seed, prompt, block, blocks, each, s
     assert got == run_llada_loop(forward, start, new, each * blocks, block, shift)
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(st.integers(0, 99), st.integers(1, 5), st.integers(1, 3), st.integers(1, 6))
 def test_committed_mask_tokens_are_handled_as_in_the_official_loop(seed, block, blocks, each):
     forward = random_model(seed, never_mask=False)
@@ -164,7 +165,7 @@ def counts(tmp_path_factory):
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-@settings(max_examples=12)
+@examples(12)
 @example(0, [0, 3], 3, 1, 1, True, False, False, {})  # a sample whose first position is masked, beside a longer one
 @example(1, [5, 2, 0], 2, 3, 2, True, True, True, {"temperature": 1.0, "guidance": 1.0})
 @given(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from toys import MASK, VOCABULARY, best, compute_logits, fill, random_model, select_sample, softmax
 
+from example_counts import examples
 from floatscope.canvas import Step, build_canvas
 from floatscope.sampling import SAMPLERS, autoregress
 from floatscope.sampling.settings import resolve_sampling
@@ -42,7 +43,7 @@ def run_reference(forward, prompt, answer, steps, block, shift):
     return history
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.integers(0, 99), st.integers(0, 8), st.integers(1, 4), st.integers(1, 4), st.integers(1, 6), st.booleans())
 def test_commits_equal_those_of_the_reference_loop(seed, prompt, block, blocks, each, shift):
     start, answer, forward = ids(seed, prompt), ids(seed + 500, block * blocks), random_model(seed)

@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from example_counts import examples
 from floatscope.errors import UserError
 from floatscope.tasks.formats import FORMATS, detect_format, get_format
 from floatscope.tasks.formats.fields import find_evidence, list_answers, shorten
@@ -509,7 +510,7 @@ def replace_at(record: object, path: tuple[object, ...], value: object) -> objec
     return changed
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(st.data())
 def test_any_value_at_any_path_is_read_or_a_one_line_error(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("f") / "f.json"
@@ -535,7 +536,7 @@ def read_or_error(path: Path, format: str | None, skip_bad: bool) -> list[Sample
         return []
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(
     st.binary(max_size=60) | st.text('[]{}":,\\u0dabet \n', max_size=60).map(str.encode), st.sampled_from(["f", "f.gz"])
 )
@@ -547,7 +548,7 @@ def test_any_bytes_are_a_user_error(tmp_path_factory, content, name):
             read_file(path, skip_bad=skip_bad)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.sampled_from([json.dumps(SQUAD, indent=1), json.dumps([HOTPOT]), json.dumps(OWN)]), st.floats(0, 0.9999))
 def test_a_truncated_file_is_an_error(tmp_path_factory, text, share):
     path = tmp_path_factory.mktemp("f") / "f"

@@ -15,9 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from example_counts import examples
 from floatscope.errors import UserError
 from floatscope.tasks.index import ENGINE, SEGMENT_FILES, AddCounts, Hit, Index, passage_id
 
@@ -243,7 +244,7 @@ def test_any_change_changes_the_digest(folder):
 
 
 @given(order=st.permutations(range(6)), batch_size=st.integers(1, 6), removed=st.sets(st.integers(0, 5)))
-@settings(max_examples=20)
+@examples(20)
 def test_the_digest_does_not_depend_on_order(order, batch_size, removed, tmp_path_factory):
     passages, first, second = make_passages(6), *(Index.create(tmp_path_factory.mktemp("d") / "i") for _ in range(2))
     first.add([passages[i] for i in order], batch_size=batch_size)

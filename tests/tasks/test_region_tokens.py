@@ -7,11 +7,12 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from example_counts import examples
 from floatscope.models.tokenizer import ModelTokenizer
 from floatscope.tasks.regions import find_region_tokens
 from floatscope.tasks.sample import Passage, Sample
@@ -188,7 +189,7 @@ def test_region_tokens_match_the_walk(tokenizers_by_kind, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60)
+@examples(60)
 @given(st.lists(st.tuples(ANY, st.booleans(), st.integers(0, 9), st.integers(1, 9)), max_size=4), ANY)
 def test_region_tokens_of_any_text_match_the_walk(tokenizers_by_kind, kind, entries, question):
     passages = [Passage("", text, gold, ((a, a + n),) if a + n <= len(text) else ()) for text, gold, a, n in entries]

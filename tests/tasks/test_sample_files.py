@@ -297,7 +297,8 @@ def test_shipped_files_are_read_by_name_from_any_folder(tmp_path, monkeypatch):
     for name in SHIPPED:
         contents = read_file(name)
         assert (contents.format, contents.errors) == ("own", [])
-        assert contents.samples == read_samples(Path(name)) == read_shipped(name.removeprefix("twin:"))
+        assert contents.samples[:3] == read_samples(Path(name), 3)
+    assert read_shipped("two-hop") == read_samples("twin:two-hop")
     write_samples(tmp_path / "copy.jsonl", read_samples("twin:two-hop", limit=3))
     assert read_samples("copy.jsonl") == read_samples("twin:two-hop")[:3]
 

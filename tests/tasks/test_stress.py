@@ -9,12 +9,13 @@ from itertools import pairwise
 from random import Random
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from example_counts import examples
 from floatscope.errors import UserError
 from floatscope.tasks.sample import Passage, Sample
-from floatscope.tasks.sample_files import read_shipped
+from floatscope.tasks.sample_files import read_samples
 from floatscope.tasks.scores import normalise
 from floatscope.tasks.stress import KINDS, Point, build_points
 from floatscope.tasks.stress.corruption import TRANSFORMS, make_ocr_errors, make_typos
@@ -26,9 +27,10 @@ from floatscope.tasks.stress.sample_pool import SamplePool, make_rng
 ANSWERS = ["Velmora", "Triston", "Kobury", "New Haven", "violin", "1901", "12 May", "Quitan Ley", "oak", "Österbro"]
 PEOPLE = ["Mira", "Tan Ceberg", "Lola", "Rik Dale", "Ursa", "Benno", "Ira", "Sven Ö"]
 FACTS = ["{who} keeps a pony.", "In summer {who} swims well.", "{who} is modern and calm!", "Nobody knows {who}'s age."]
-EXAMPLES = settings(max_examples=20)
+EXAMPLES = examples(20)
 TWINS = {
-    name: read_shipped(name)[:12] for name in ("reading-1", "reading-5", "two-hop", "contradicted", "unanswerable")
+    name: read_samples(f"twin:{name}", 12)
+    for name in ("reading-1", "reading-5", "two-hop", "contradicted", "unanswerable")
 }
 
 
@@ -386,9 +388,9 @@ def check_dated(points: list[Point], samples: list[Sample]) -> None:
 
 def test_dated_copies_have_earlier_years_than_the_gold_passage():
     for name in ("reading-1", "reading-5", "two-hop", "contradicted"):
-        points = build_points("noise", read_shipped(name)[:40], distractors="dated", counts=(0, 1, 4))
+        points = build_points("noise", read_samples(f"twin:{name}", 40), distractors="dated", counts=(0, 1, 4))
         assert [p.name for p in points] == [f"dated{mode}-{n}" for mode in ("", "-fixed") for n in (0, 1, 4)]
-        check_dated(points, read_shipped(name)[:40])
+        check_dated(points, read_samples(f"twin:{name}", 40))
 
 
 def test_dated_copies_of_a_passage_that_states_a_year():
@@ -400,7 +402,7 @@ def test_dated_copies_of_a_passage_that_states_a_year():
 
 
 def test_noise_has_up_to_48_distractors_of_every_type():
-    samples = read_shipped("reading-5")[:120]
+    samples = read_samples("twin:reading-5", 120)
     points = build_points("noise", samples, counts=(0, 32, 48), lengths="growing")
     assert [p.name for p in points] == [
         f"{type}-{n}" for type in ("random", "own", "counterfactual", "dated") for n in (0, 32, 48)
@@ -450,7 +452,7 @@ def test_at_fixed_length_noise_replaces_harmless_passages():
 
 
 def test_gold_keeps_its_position_or_gets_a_random_one():
-    samples = read_shipped("reading-5")[:40]
+    samples = read_samples("twin:reading-5", 40)
     for n in (2, 8):
         point = build_points("noise", samples, distractors="own", counts=n, lengths="growing", gold="kept")[0]
         for source, changed in pair_samples(point, samples):
@@ -529,7 +531,7 @@ def test_hops_are_arranged_by_the_layout(samples):
 
 @pytest.mark.parametrize("documents", [3, 5, 16, 32])
 def test_layouts_can_have_more_passages(documents):
-    samples = read_shipped("two-hop")[:60]
+    samples = read_samples("twin:two-hop", 60)
     points = build_points("layout", samples, documents=documents)
     assert [p.name for p in points] == list(LAYOUTS)
     given = get_point(points, "given")
@@ -609,7 +611,7 @@ def test_the_question_has_four_placements():
 
 
 def test_shots_and_masks_leave_the_samples_unchanged():
-    samples = read_shipped("few-shot")[:3]
+    samples = read_samples("twin:few-shot", 3)
     assert [(p.name, p.shots, p.value) for p in build_points("shots", samples)] == [
         (f"shots-{n}", n, n) for n in (0, 1, 2, 4, 8)
     ]
@@ -937,7 +939,7 @@ SAMPLES = TWINS["reading-5"]
         ),
         (
             "dirty",
-            read_shipped("few-shot")[:2],
+            read_samples("twin:few-shot", 2),
             {},
             'give "passages", or choose a transform of the question: transforms="typos-question"',
         ),

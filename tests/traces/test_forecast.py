@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_decodings import HEADS, LAYERS, REGIONS, decode_arm, decode_mdm, record_traces
 
+from example_counts import examples
 from floatscope.errors import UserError
 from floatscope.files.sizes import format_size
 from floatscope.schema import LEVELS
@@ -23,7 +24,7 @@ def nbytes(trace) -> dict[str, int]:
     return {name: array.nbytes for name, array in trace.arrays.items()}
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(st.sampled_from(LEVELS), st.integers(2, 20), st.integers(1, 6), st.integers(1, 5), st.integers(0, 9))
 def test_a_forecast_equals_the_recorded_arrays(level, prompt, new, steps, seed):
     trace = record_traces([decode_mdm(seed, prompt, new, steps)], level=level)[0]

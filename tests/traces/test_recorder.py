@@ -7,18 +7,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_decodings import REGIONS, SyntheticStep, as_capture, batch_steps, decode_arm, decode_mdm, record_traces
 from trace_equality import assert_equal_traces
 
+from example_counts import examples
 from floatscope.canvas import CanvasState, Reductions, Regions
 from floatscope.errors import UserError
 from floatscope.schema import FIELDS, State
 from floatscope.traces.recorder import Recorder
 from floatscope.traces.trace_fields import TRACE_FIELDS, stored_axes
 
-few = settings(max_examples=25, deadline=None)
+few = examples(25)
 
 
 def step_with_fields(samples: list[SyntheticStep], change: dict[str, torch.Tensor], layer: int = 1):

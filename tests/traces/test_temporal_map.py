@@ -14,6 +14,7 @@ from synthetic_decodings import decode_arm, decode_mdm, record_traces
 from floatscope.errors import UserError
 from floatscope.traces import Trace
 from floatscope.traces.temporal_map import COMMIT, TOP
+from pairs import every_pair
 
 
 def wide_trace(keys: int) -> Trace:
@@ -74,9 +75,7 @@ def test_a_key_that_is_not_eligible_at_one_step_is_marked_and_never_drawn():
     assert [bar.get_xdata().tolist() for bar in bars] == [pytest.approx([6.6, 7.4])]
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("layer", [0, 1, 2, None])
-@pytest.mark.parametrize("group", ["all", "predicting"])
+@every_pair(group=["all", "predicting"], layer=[0, 1, 2, None], seed=range(3))
 def test_the_line_is_the_anchor_path(seed, layer, group):
     trace = record_traces([decode_mdm(seed, 6, 5, 4)])[0]
     path = trace.anchor_path("mean" if layer is None else layer, group)

@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from safetensors.numpy import load_file, save_file
 from synthetic_decodings import decode_arm, decode_mdm, record_traces
 from trace_equality import assert_equal_traces
 
+from example_counts import examples
 from floatscope.errors import UserError
 from floatscope.traces import Trace
 from floatscope.traces.trace_fields import TRACE_FIELDS
@@ -55,7 +56,7 @@ def test_a_trace_is_read_back_unchanged(path, seed, level):
         assert_equal_traces(read_trace(path), trace)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     data=st.data(),
     dtype=st.sampled_from(list(DTYPES)),

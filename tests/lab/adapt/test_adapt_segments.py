@@ -118,6 +118,7 @@ def test_adapter_opens_decodes_and_has_a_card(done):
     assert segments.remaining_work(done) == []
 
 
+@pytest.mark.slow
 def test_all_weights_can_be_trained_and_are_saved_in_small_shards(begun, small, monkeypatch):
     monkeypatch.setattr("floatscope.lab.training.checkpoint.MAX_SHARD_BYTES", 100_000)
     run(begun, small, replace(RECIPE, rank=0, steps=2))
@@ -198,6 +199,7 @@ def test_partial_mask_shows_half_of_the_later_keys():
     assert float(sees[later].double().mean()) == pytest.approx(0.5, abs=0.01)
 
 
+@pytest.mark.slow
 def test_every_step_has_its_own_seed(begun, small, monkeypatch):
     seeds, loss = [], train.diffusion_loss
     monkeypatch.setattr(
@@ -216,11 +218,13 @@ def test_network_that_accepts_no_4d_mask_is_refused():
         train._make_forward(module, 0.5, torch.Generator())(tokens, None)
 
 
+@pytest.mark.slow
 def test_annealing_trains(begun, small):
     run(begun, small, replace(RECIPE, steps=3, anneal=2))
     assert (begun / "adapter" / "README.md").read_text().count("opened over 2 steps") == 1
 
 
+@pytest.mark.slow
 def test_control_trains_the_next_token_and_stays_autoregressive(begun, small, monkeypatch):
     monkeypatch.setattr(train, "LOG_EVERY", 4)
     run(begun, small, replace(RECIPE, control=True))
@@ -349,6 +353,7 @@ def test_another_mask_is_refused_between_segments_and_at_the_end(done, begun, sm
         run(begun, small, mask="9")
 
 
+@pytest.mark.slow
 def test_segment_without_time_trains_one_step_or_scores(begun, small):
     recipe = replace(RECIPE, steps=2)
     run(begun, small, recipe, minutes=0.0)

@@ -11,13 +11,13 @@ from floatscope.errors import UserError
 from floatscope.lab.adapt.scores import draw_masks, estimate_accuracies, row_accuracies, split_text
 from floatscope.lab.twins.examples import build_prompt
 from floatscope.models.loader import load
-from floatscope.tasks.sample_files import read_shipped
+from floatscope.tasks.sample_files import read_samples
 
 
 @pytest.mark.parametrize(("name", "shift"), [("twin:mdm", 0), ("twin:mdm-adapted", 1)])
 def test_masked_accuracy_is_the_share_of_correct_masks(name, shift):
     model = load(name)
-    text = " ".join(build_prompt(sample) for sample in read_shipped("reading-5")[:3])
+    text = " ".join(build_prompt(sample) for sample in read_samples("twin:reading-5", 3))
     ids = np.array(model.tokenizer.encode(text)[:200])
     rows = split_text(ids, 40)
     found = row_accuracies(model, rows, draw_masks(rows, 0.4)).tolist()

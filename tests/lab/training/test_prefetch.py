@@ -84,6 +84,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_worker_exits_with_the_training_process(tmp_path):
     (tmp_path / "training.py").write_text(SCRIPT)
     training = subprocess.Popen([sys.executable, tmp_path / "training.py"], stdout=subprocess.PIPE, text=True)

@@ -13,7 +13,7 @@ from floatscope.lab.twins import attention, scores
 from floatscope.lab.twins.held_out import SIZES
 from floatscope.lab.twins.train import TINY_RECIPES
 from floatscope.tasks.sample import Sample
-from floatscope.tasks.sample_files import read_shipped
+from floatscope.tasks.sample_files import read_samples
 
 SMALL = {kind: replace(recipe, vocabulary=1500, length=96) for kind, recipe in TINY_RECIPES.items()}
 WORDS = ["tree", "river", "stone", "cloud", "lamp", "garden", "window", "bridge", "music", "winter"]
@@ -28,7 +28,7 @@ def write_text(folder: Path) -> Path:
 
 @cache
 def first_samples(name: str, count: int) -> list[Sample]:
-    return read_shipped(name)[:count]
+    return read_samples(f"twin:{name}", count)
 
 
 def use_few_questions(patch: pytest.MonkeyPatch, count: int = 2) -> None:

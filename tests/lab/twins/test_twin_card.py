@@ -26,7 +26,7 @@ from floatscope.lab.twins.scores import (
 )
 from floatscope.lab.twins.world import VALUES
 from floatscope.models.checkpoint import WEIGHTS_FILE
-from floatscope.tasks.sample_files import read_shipped
+from floatscope.tasks.sample_files import read_samples, read_shipped
 
 SHIPPED = Path(fs.__file__).parent / "assets" / "twins"
 FILES = ("training.json", "scores.json")
@@ -90,7 +90,7 @@ def test_biography_is_described_once_it_has_a_score(folder):
 
 
 def test_biography_is_scored_by_its_facts():
-    sample = read_shipped("biography")[0]
+    sample = read_samples("twin:biography", 1)[0]
     (answer,) = sample.answers
     assert answer == "Nas Zuson keeps a parrot. Nas was born in Sebury. Nas plays the lute."
     assert share_of_facts(answer, sample) == 1
@@ -101,7 +101,7 @@ def test_biography_is_scored_by_its_facts():
     entry = score_answers("biography", [sample, sample], [answer, wrong])
     assert (entry.acc, entry.facts, entry.n) == (0.5, pytest.approx(5 / 6, abs=1e-4), 2)
     assert entry.f1 == pytest.approx((1 + 11 / 12) / 2, abs=1e-4)
-    assert [count_new_tokens(s) for s in (sample, read_shipped("reading-5")[0])] == [48, 8]
+    assert [count_new_tokens(s) for s in (sample, read_samples("twin:reading-5", 1)[0])] == [48, 8]
 
 
 def test_chance_is_computed_from_the_questions():

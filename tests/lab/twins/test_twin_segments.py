@@ -61,6 +61,7 @@ def run(folder: Path, minutes: float = 5.0, recipes=RECIPES):
     return segments.train_segment(folder, [], recipes, minutes, device="cpu", **CARD_TEXTS)
 
 
+@pytest.mark.slow
 def test_all_twins_are_trained_and_open_like_any_checkpoint(complete_training):
     folder, events = complete_training
     assert [t.kind for t in events if isinstance(t, ProgressEvent) and t.finished] == ["arm", "mdm", "mdm-adapted"]
@@ -76,6 +77,7 @@ def test_all_twins_are_trained_and_open_like_any_checkpoint(complete_training):
     assert specs["mdm-adapted"] == ("dream", "mdm", True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", RECIPES)
 def test_training_json_records_the_training(complete_training, corpus, kind):
     folder = complete_training[0] / "models" / kind
@@ -96,6 +98,7 @@ def test_training_json_records_the_training(complete_training, corpus, kind):
     assert all(loss > 1 for loss in last[1:])
 
 
+@pytest.mark.slow
 def test_trained_twins_are_evaluated_and_get_cards(complete_training, few):
     folder, events = complete_training
     answered = [t for t in events if isinstance(t, EvaluationEvent) and t.file != "attention"]
@@ -121,6 +124,7 @@ def test_trained_twins_are_evaluated_and_get_cards(complete_training, few):
     assert list(run(folder)) == []
 
 
+@pytest.mark.slow
 def test_seconds_add_up_over_segments(tmp_path, corpus):
     folder = start_folder(tmp_path, corpus)
     recipes = {kind: replace(recipe, steps=10_000) for kind, recipe in RECIPES.items()}
@@ -137,6 +141,7 @@ def test_seconds_add_up_over_segments(tmp_path, corpus):
     assert 0 < seconds[0] < seconds[1]
 
 
+@pytest.mark.slow
 def test_killed_evaluation_keeps_the_scored_files(complete_training, tmp_path, few):
     folder = copy_folder(complete_training, tmp_path) / "models" / "mdm"
     complete = json.loads((folder / "scores.json").read_text())
@@ -153,6 +158,7 @@ def test_killed_evaluation_keeps_the_scored_files(complete_training, tmp_path, f
     assert json.loads((folder / "scores.json").read_text()) == complete
 
 
+@pytest.mark.slow
 def test_evaluation_stops_after_a_file_when_the_time_is_over(complete_training, tmp_path, few):
     folder = copy_folder(complete_training, tmp_path) / "models" / "arm"
     (folder / "scores.json").unlink()
@@ -162,6 +168,7 @@ def test_evaluation_stops_after_a_file_when_the_time_is_over(complete_training, 
     assert list(evaluate_twin(folder, is_over=lambda: True)) == []
 
 
+@pytest.mark.slow
 def test_segment_without_time_leaves_the_scores_to_the_next(complete_training, tmp_path, few):
     folder = copy_folder(complete_training, tmp_path)
     (folder / "models" / "mdm" / "scores.json").unlink()
@@ -172,6 +179,7 @@ def test_segment_without_time_leaves_the_scores_to_the_next(complete_training, t
     assert segments.remaining_work(folder) == ["mdm-adapted", "scores of mdm-adapted", "attention of mdm-adapted"]
 
 
+@pytest.mark.slow
 def test_attention_is_measured_once_per_weights(complete_training, tmp_path, few):
     folder = copy_folder(complete_training, tmp_path) / "models" / "mdm"
     assert list(measure_attention(folder)) == []
@@ -184,6 +192,7 @@ def test_attention_is_measured_once_per_weights(complete_training, tmp_path, few
     assert to_builtins(read_attention(folder)) == record
 
 
+@pytest.mark.slow
 def test_other_weights_are_evaluated_again(complete_training, tmp_path, few):
     models = copy_folder(complete_training, tmp_path) / "models"
     shutil.copy(models / "mdm" / "scores.json", models / "arm" / "scores.json")
@@ -191,6 +200,7 @@ def test_other_weights_are_evaluated_again(complete_training, tmp_path, few):
     assert list(evaluate_twin(models / "arm")) == []
 
 
+@pytest.mark.slow
 def test_models_of_another_training_are_refused(complete_training, tmp_path, few):
     folder = copy_folder(complete_training, tmp_path)
     shutil.rmtree(folder / "models" / "mdm-adapted")
@@ -202,6 +212,7 @@ def test_models_of_another_training_are_refused(complete_training, tmp_path, few
         list(run(folder))
 
 
+@pytest.mark.slow
 def test_missing_weights_are_named(complete_training, tmp_path, few):
     folder = copy_folder(complete_training, tmp_path)
     (folder / "models" / "mdm" / "model.safetensors").unlink()
@@ -209,6 +220,7 @@ def test_missing_weights_are_named(complete_training, tmp_path, few):
         list(run(folder))
 
 
+@pytest.mark.slow
 def test_models_of_floatscope_0_6_are_accepted(complete_training, tmp_path, few):
     folder = copy_folder(complete_training, tmp_path)
     shutil.rmtree(folder / "models" / "mdm-adapted")
@@ -223,6 +235,7 @@ def test_unfinished_training_of_floatscope_0_6_is_refused(tmp_path):
         list(run(tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["training.json", "scores.json"])
 def test_damaged_records_are_named(complete_training, tmp_path, few, name):
     folder = copy_folder(complete_training, tmp_path)
@@ -248,6 +261,7 @@ def limit_file_size(size: int):
 FULL = r"cannot write the {} to \S+ \([^)]*File too large.*\); make room there and run the same command again"
 
 
+@pytest.mark.slow
 def test_full_disk_while_the_corpus_is_prepared(tmp_path, few, monkeypatch):
     monkeypatch.setattr(corpus_module, "TOKENIZER_PROMPTS", 500)
     text = small.write_text(tmp_path)
@@ -268,6 +282,7 @@ def test_full_disk_while_a_checkpoint_is_written(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["step-000001"]
 
 
+@pytest.mark.slow
 def test_full_disk_while_a_model_is_written_keeps_the_checkpoint(tmp_path, corpus, monkeypatch):
     folder, write = start_folder(tmp_path, corpus), segments.write_twin
 
@@ -285,6 +300,7 @@ def test_full_disk_while_a_model_is_written_keeps_the_checkpoint(tmp_path, corpu
     assert (event.kind, event.step, event.finished) == ("arm", 2, True)
 
 
+@pytest.mark.slow
 def test_full_disk_while_scores_and_cards_are_written(complete_training, tmp_path, few):
     folder = copy_folder(complete_training, tmp_path) / "models" / "arm"
     (folder / "scores.json").unlink()
@@ -302,6 +318,7 @@ def run_command(*words: str):
     return CliRunner().invoke(app, ["twins", "train", *words])
 
 
+@pytest.mark.slow
 def test_command_resumes_and_says_what_remains(complete_training, tmp_path, few, monkeypatch):
     folder = copy_folder(complete_training, tmp_path)
     (folder / "models" / "mdm" / "scores.json").unlink()

@@ -164,6 +164,7 @@ def test_rows_have_long_answers_dates_and_many_passages(corpus, words):
     assert all(f"Document {n}:" not in tokenizer.decode(row) for row in short.tokens for n in range(17, 33))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["arm", "mdm", "mdm-adapted"])
 def test_loss_falls(corpus, kind, monkeypatch):
     monkeypatch.setattr(train, "LOG_EVERY", 50)
