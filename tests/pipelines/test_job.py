@@ -10,7 +10,7 @@ import pytest
 import floatscope as fs
 from floatscope.interventions.conditions import Condition, build_conditions
 from floatscope.interventions.notes import EditNote, Problem, merge_notes
-from floatscope.pipelines import evaluation_part
+from floatscope.pipelines import prediction_part
 from floatscope.pipelines.evaluate import plan_evaluation
 from floatscope.pipelines.intervene import plan_intervention
 from floatscope.pipelines.job import BatchDone, Finished, Note, Started, run_job
@@ -72,7 +72,7 @@ def test_a_job_killed_before_its_last_status_ends_as_finished(verb, arm, tmp_pat
 
 def test_progress_reads_the_finished_files_once(arm, tmp_path, monkeypatch):
     reads = []
-    monkeypatch.setattr(evaluation_part, "read_predictions", lambda path: reads.append(path) or [])
+    monkeypatch.setattr(prediction_part, "read_predictions", lambda path: reads.append(path) or [])
     job = plan_evaluation(arm, SAMPLES, tmp_path / "run", new_tokens=4, batch_size=1)
     counts = [len(reads) for event in job if isinstance(event, BatchDone)]
     assert len(counts) == 3
