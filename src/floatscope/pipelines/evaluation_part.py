@@ -103,11 +103,17 @@ class EvaluationPart(Part):
             scores = [line["acc"] for line in lines if "acc" in line]
             for ids in run.plan[_count_batches(run.plan, len(lines)) :]:
                 lines, notes = self._answer([by_id[sample] for sample in ids])
+                if notes:
+                    lines[0]["notes"] = [note.as_json for note in notes]
                 _append(self.path / PREDICTIONS_FILE, lines)
                 scores += [line["acc"] for line in lines if "acc" in line]
-                yield Batch(tuple(ids), float(np.mean(scores)) if scores else None, tuple(notes))
+                yield Batch(tuple(ids), float(np.mean(scores)) if scores else None)
             with explain_write_errors("the status", self.path / RECORD_FILE):
                 write_record(self.path, {**run.record, "status": FINISHED})
+
+    def read_notes(self) -> list[EditNote]:
+        """Return the notes about edits that are on disk; the first line of a batch has them."""
+        return [EditNote.from_json(note) for line in read_predictions(self.path) for note in line.get("notes", ())]
 
     def check(self) -> None:
         """Refuse edits that do not fit the model or a sample, and a folder with other contents."""
