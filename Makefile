@@ -55,6 +55,7 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/eval_speed.py
 	$(BIN)/python benchmarks/edit_cost.py
 	$(BIN)/python benchmarks/adapt_speed.py
+	$(BIN)/python benchmarks/robustness.py
 
 claims: $(READY)
 	$(BIN)/python studies/claims/run.py twins

@@ -140,7 +140,7 @@ FILES: list[tuple[str, tuple[tuple[str, ...], ...]]] = [
     ("adapted/adapter/adapter.json", (DECODE_ADAPTED,)),
     ("adapted/adapter/adapter_config.json", (DECODE_ADAPTED,)),
     ("adapted/adapter/adapter_model.safetensors", (DECODE_ADAPTED,)),
-    ("adapted/*.json", (WRITERS["adapted"],)),
+    ("adapted/c*/**/*.*", (WRITERS["adapted"],)),
     ("model.gguf", (DECODE_GGUF,)),
     ("questions.jsonl", (READ_DATA, ASK)),
     ("template.toml", (ASK_TEMPLATE,)),

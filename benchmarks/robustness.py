@@ -31,7 +31,7 @@ from watch_cost import machine
 from floatscope.tasks.sample_files import read_shipped
 
 SECONDS, BYTES = 20.0, 2e9
-QUESTIONS = ("--data", "twin:reading-5", "--new-tokens", "3", "--batch-size", "2", "--device", "cpu")
+QUESTIONS = ("--data", "twin:reading-5", "--new-tokens", "3", "--batch-size", "1", "--device", "cpu")
 VOLATILE = ("provenance", "resumed", "digest", "seconds", "created", "segments", "training", "history")
 """Entries of JSON files that differ between two runs of the same command: times and machines."""
 
@@ -56,6 +56,7 @@ class Counts:
     def fail(self, kind: str, text: str) -> None:
         self.counts[kind] += 1
         self.failures.append(f"{kind}: {text}")
+        print(self.failures[-1], flush=True)
 
 
 # The commands
@@ -70,12 +71,25 @@ def make_tasks(inputs: Path) -> list[Task]:
     passages.write_text("".join(json.dumps(line) + "\n" for line in lines))
     adapt = ["adapt", "twin:arm", "--text", str(text), "--train-steps", "4", "--batch-tokens", "512", "--rank", "2"]
     stress = ["stress", "twin:mdm", "--kind", "position", "--limit", "2", *QUESTIONS]
-    edit = ["intervene", "twin:mdm", "--edit", "mask_anchors(k=1)", "--draws", "1", "--limit", "3", *QUESTIONS]
-    study = ["study", "sinks", "twin:mdm", "--set", "counts=1", "--set", "draws=1", "--limit", "3", *QUESTIONS]
-    trace = ["trace", "twin:mdm", "--untrained-controls", "1", "--limit", "6", *QUESTIONS]
+    edit = ["intervene", "twin:mdm", "--edit", "mask_anchors(k=1)", "--draws", "1", "--limit", "2", *QUESTIONS]
+    study = [
+        "study",
+        "sinks",
+        "twin:mdm",
+        "--set",
+        "counts=1",
+        "--set",
+        "draws=1",
+        "--set",
+        "types=none",
+        "--limit",
+        "2",
+        *QUESTIONS,
+    ]
+    trace = ["trace", "twin:mdm", "--untrained-controls", "1", "--limit", "4", *QUESTIONS]
     plans = {
         "trace": lambda out: [*trace, "--out", str(out)],
-        "eval": lambda out: ["eval", "twin:mdm", "--limit", "8", *QUESTIONS, "--out", str(out)],
+        "eval": lambda out: ["eval", "twin:mdm", "--limit", "6", *QUESTIONS, "--out", str(out)],
         "stress": lambda out: [*stress, "--out", str(out)],
         "intervene": lambda out: [*edit, "--out", str(out)],
         "study": lambda out: [*study, "--out", str(out)],

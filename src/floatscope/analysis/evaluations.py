@@ -19,6 +19,7 @@ from msgspec import field
 
 from floatscope.errors import UserError
 from floatscope.files.records import Record, parse_record
+from floatscope.interventions.notes import Problem
 from floatscope.traces import Run, open_run
 from floatscope.traces.run_record import FINISHED
 
@@ -94,6 +95,15 @@ def open_predictions(path: str | Path) -> Evaluation:
     return Evaluation(Path(path), run, table)
 
 
+class PredictionNote(Record):
+    """The type of a note about the edits of a batch."""
+
+    edit: str
+    problem: Problem
+    count: int
+    total: int
+
+
 class Prediction(Record):
     """The type of a line of the predictions."""
 
@@ -109,6 +119,7 @@ class Prediction(Record):
     tokens: int = 0
     attention: dict[str, float] = field(default_factory=dict)
     measures: dict[str, float | None] = field(default_factory=dict)
+    notes: Sequence[PredictionNote] = ()
 
 
 def read_predictions(path: Path) -> list[dict[str, Any]]:
@@ -140,7 +151,7 @@ def _damaged(path: Path, reason: str) -> UserError:
 
 
 def _flatten(line: Mapping[str, Any]) -> dict[str, Any]:
-    """The prediction with the entries of `attention` and `measures` as columns of their own."""
+    """The prediction with the entries of `attention` and `measures` as columns of their own, without notes."""
     nested = ("attention", "measures")
-    flat = {name: value for name, value in line.items() if name not in nested}
+    flat = {name: value for name, value in line.items() if name not in (*nested, "notes")}
     return flat | {name: value for part in nested for name, value in line.get(part, {}).items()}

@@ -7,9 +7,10 @@ merge_notes([note, note])           # one note for each problem, with the counts
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
+from typing import Any
 
 
 class EditWarning(UserWarning):
@@ -35,6 +36,16 @@ class EditNote:
 
     def __str__(self) -> str:
         return self.describe(self.edit)
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        """The note as JSON values."""
+        return {**asdict(self), "problem": self.problem.value}
+
+    @staticmethod
+    def from_json(note: Mapping[str, Any]) -> EditNote:
+        """The inverse of `as_json`."""
+        return EditNote(**{**note, "problem": Problem(note["problem"])})
 
     def describe(self, subject: str) -> str:
         """Return the note as a sentence about `subject`."""

@@ -129,7 +129,7 @@ def _answers(endpoint: str, minute: int) -> bool:
     """Whether a server answers there. It is asked at most once in each `minute`."""
     is_alive: list[bool] = []
 
-    def ask() -> None:
+    def request_head() -> None:
         try:
             request = urllib.request.Request(endpoint, method="HEAD")
             urllib.request.urlopen(request, timeout=PATIENCE).close()
@@ -142,7 +142,9 @@ def _answers(endpoint: str, minute: int) -> bool:
             return
         is_alive.append(True)
 
-    asking = threading.Thread(target=ask, daemon=True)  # a name server may take longer than any limit of a request
+    asking = threading.Thread(
+        target=request_head, daemon=True
+    )  # a name server may take longer than any limit of a request
     asking.start()
     asking.join(PATIENCE)
     return bool(is_alive)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from floatscope.analysis.evaluations import EVALUATION, LIKELIHOODS
+from floatscope.analysis.evaluations import EVALUATION, LIKELIHOODS, read_predictions
 from floatscope.capture.watcher import Watch
 from floatscope.interventions.edits import Edit
 from floatscope.interventions.notes import EditNote, EditWarning
@@ -77,7 +77,15 @@ class EvaluationPart(PredictionPart):
     def predict(self, batches: Sequence[Sequence[str]]) -> Iterator[Lines]:
         """Answer the samples of each batch."""
         by_id = {item.sample.id: item for item in self.items}
-        return (self._answer([by_id[sample] for sample in ids]) for ids in batches)
+        for ids in batches:
+            lines, notes = self._answer([by_id[sample] for sample in ids])
+            if notes:
+                lines[0]["notes"] = [note.as_json for note in notes]
+            yield lines
+
+    def read_notes(self) -> list[EditNote]:
+        """Return the notes about edits that are on disk; the first line of a batch has them."""
+        return [EditNote.from_json(note) for line in read_predictions(self.path) for note in line.get("notes", ())]
 
     def check(self) -> None:
         """Refuse edits that do not fit the model or a sample, and a folder with other contents."""
@@ -118,7 +126,7 @@ class EvaluationPart(PredictionPart):
             **self.source,
         }
 
-    def _answer(self, items: Sequence[PromptItem]) -> Lines:
+    def _answer(self, items: Sequence[PromptItem]) -> tuple[Lines, list[EditNote]]:
         """The lines of `predictions.jsonl` for a batch, and notes about the edits."""
         with limit_threads(self.model), warnings.catch_warnings():
             warnings.simplefilter("ignore", EditWarning)  # the notes say the same

@@ -84,7 +84,6 @@ class Batch:
 
     samples: tuple[str, ...]
     acc: float | None
-    notes: tuple[EditNote, ...] = ()
 
 
 class Part(ABC):
@@ -114,6 +113,10 @@ class Part(ABC):
     @abstractmethod
     def work(self) -> Iterator[Batch]:
         """Do what is missing and set the status; a batch is on disk when it is yielded."""
+
+    def read_notes(self) -> list[EditNote]:
+        """Return the notes about edits that are on disk."""
+        return []
 
     @property
     def is_finished(self) -> bool:
@@ -145,7 +148,7 @@ class Job:
 
     def __iter__(self) -> Iterator[Event]:
         began, done, total = time.monotonic(), self.done, self.total
-        worked, edit_notes = 0, dict[str, list[EditNote]]()
+        worked = 0
         yield Started(done, total)
         yield from map(Note, self.notes)
         for part in self.parts:
@@ -156,8 +159,10 @@ class Job:
                 done, worked = done + len(batch.samples), worked + len(batch.samples)
                 seconds = time.monotonic() - began
                 left = seconds / max(1, worked) * (total - done)
-                edit_notes.setdefault(part.subject, []).extend(batch.notes)
                 yield BatchDone(part.name, batch.samples, batch.acc, done, total, seconds, left)
+        edit_notes = dict[str, list[EditNote]]()
+        for part in self.parts:  # from the folders, so that a resumed job has the notes of an uninterrupted one
+            edit_notes.setdefault(part.subject, []).extend(part.read_notes())
         for subject, notes in edit_notes.items():
             yield from (Note(note.describe(subject)) for note in merge_notes(notes))
         yield Finished(total, time.monotonic() - began)

@@ -23,15 +23,14 @@ from floatscope.analysis.evaluations import PREDICTIONS_FILE, read_predictions
 from floatscope.errors import UserError
 from floatscope.files.atomic import explain_write_errors
 from floatscope.files.records import with_digest
-from floatscope.interventions.notes import EditNote
 from floatscope.pipelines.job import Batch, Part
 from floatscope.traces import Run, create_run
 from floatscope.traces.run_record import FINISHED, RECORD_FILE, write_record
 
 logger = logging.getLogger(__name__)
 
-Lines = tuple[list[dict[str, Any]], list[EditNote]]
-"""The lines of `predictions.jsonl` for a batch, and notes about the edits."""
+Lines = list[dict[str, Any]]
+"""The lines of `predictions.jsonl` for a batch."""
 
 
 class PredictionPart(Part):
@@ -76,10 +75,10 @@ class PredictionPart(Part):
                 "%s: %d of %d batches to do, up to %d samples each", self.name, len(missing), len(run.plan), size
             )
             scores = [line["acc"] for line in lines if "acc" in line]
-            for ids, (new_lines, notes) in zip(missing, self.predict(missing), strict=True):
+            for ids, new_lines in zip(missing, self.predict(missing), strict=True):
                 _append(self.path / PREDICTIONS_FILE, new_lines)
                 scores += [line["acc"] for line in new_lines if "acc" in line]
-                yield Batch(tuple(ids), float(np.mean(scores)) if scores else None, tuple(notes))
+                yield Batch(tuple(ids), float(np.mean(scores)) if scores else None)
             with explain_write_errors("the status", self.path / RECORD_FILE):
                 write_record(self.path, {**run.record, "status": FINISHED})
 

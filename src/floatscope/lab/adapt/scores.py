@@ -163,7 +163,7 @@ class MaskedTextPart(PredictionPart):
             if variant != current:
                 model, current = adapt_model(plain, self.adapter), variant
             shares = row_accuracies(model, self.text[rows], draw_masks(self.text, ratio)[rows]).tolist()
-            yield [{"id": sample, "measures": {"accuracy": x}} for sample, x in zip(ids, shares, strict=True)], []
+            yield [{"id": sample, "measures": {"accuracy": x}} for sample, x in zip(ids, shares, strict=True)]
 
 
 def split_text(ids: np.ndarray, length: int, rows: int = ROWS) -> Int[Tensor, "row token"]:
