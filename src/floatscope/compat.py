@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend
 
 TESTED = {"torch": ("2.13", "2.13"), "transformers": ("5.17", "5.23")}
-"""The oldest and the newest release of each library that the tests of `models`, `capture` and `sampling` ran on."""
+"""The oldest and the newest release of each library that the tests ran on: capture, sampling, and opening, decoding and
+watching models (`make test-versions`)."""
 PRIVATE_APIS = {
     "torch": (
         "torch._fused_sdp_choice",
