@@ -32,7 +32,8 @@ from watch_cost import build, commit, machine
 from floatscope.capture.watcher import Watch
 from floatscope.models.model import Model
 from floatscope.models.spec import ModelSpec
-from floatscope.pipelines.decode import Decoding, decode
+from floatscope.pipelines.decode import decode
+from floatscope.pipelines.decoding import Decoding
 from floatscope.schema import Paradigm
 
 PROMPT, NEW = 512, 32

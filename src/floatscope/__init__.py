@@ -20,7 +20,7 @@ __version__ = "0.7.0"
 _HOMES = {
     "CanvasState": "canvas",
     "Commits": "canvas",
-    "Decoding": "pipelines.decode",
+    "Decoding": "pipelines.decoding",
     "Edit": "interventions.edits",
     "Evaluation": "analysis.evaluations",
     "Groups": "canvas",
@@ -85,7 +85,8 @@ if TYPE_CHECKING:
     from floatscope.models.random_checkpoints import write_random
     from floatscope.models.spec import ModelSpec
     from floatscope.models.untrained import untrained
-    from floatscope.pipelines.decode import Decoding, decode
+    from floatscope.pipelines.decode import decode
+    from floatscope.pipelines.decoding import Decoding
     from floatscope.pipelines.evaluate import evaluate
     from floatscope.pipelines.final_state import final_state
     from floatscope.pipelines.intervene import intervene

@@ -15,7 +15,7 @@ from floatscope.errors import UserError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from floatscope.pipelines.decode import Decoding
+    from floatscope.pipelines.decoding import Decoding
 
 
 @o.expand_groups

@@ -21,7 +21,7 @@ from floatscope.schema import Paradigm, State
 
 if TYPE_CHECKING:
     from floatscope.canvas import Step
-    from floatscope.pipelines.decode import Decoding
+    from floatscope.pipelines.decoding import Decoding
 
 MASK, PARTIAL = "░░", "·"  # a masked position; a token that ends inside a character
 PROMPT_TOKENS = 48  # of the prompt before the first mask; anchors further back are named below the canvas

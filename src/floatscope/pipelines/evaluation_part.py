@@ -31,7 +31,8 @@ from floatscope.pipelines.answer_measures import (
     score_answer,
 )
 from floatscope.pipelines.batching import limit_threads, make_batches
-from floatscope.pipelines.decode import Decoding, decode
+from floatscope.pipelines.decode import decode
+from floatscope.pipelines.decoding import Decoding
 from floatscope.pipelines.likelihood import measure_answers
 from floatscope.pipelines.prediction_part import Lines, PredictionPart
 from floatscope.pipelines.prompting import (

@@ -13,7 +13,7 @@ from floatscope.canvas import CanvasState, Commits, Step
 from floatscope.capture.hooks import attach
 from floatscope.capture.watcher import Watch, Watcher
 from floatscope.errors import UserError
-from floatscope.pipelines.decode import Decoding
+from floatscope.pipelines.decoding import Decoding
 from floatscope.pipelines.watch import build_recorder
 from floatscope.schema import Paradigm, RowSource, State
 from floatscope.traces import Trace

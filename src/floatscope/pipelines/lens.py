@@ -24,7 +24,8 @@ from floatscope.capture.hooks import attach
 from floatscope.capture.watcher import Watch, Watcher
 from floatscope.errors import UserError
 from floatscope.models.model import Model
-from floatscope.pipelines.decode import Decoding, decode
+from floatscope.pipelines.decode import decode
+from floatscope.pipelines.decoding import Decoding
 from floatscope.pipelines.prompting import RawPrompt
 from floatscope.schema import Paradigm, State
 

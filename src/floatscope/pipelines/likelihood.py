@@ -21,7 +21,8 @@ from floatscope.errors import UserError
 from floatscope.interventions.notes import EditNote
 from floatscope.models.model import Model
 from floatscope.models.tokenizer import ModelTokenizer
-from floatscope.pipelines.decode import Decoding, decode
+from floatscope.pipelines.decode import decode
+from floatscope.pipelines.decoding import Decoding
 from floatscope.pipelines.prompting import (
     RawPrompt,
     encode_prompts,
