@@ -33,7 +33,8 @@ class Done:
     status: int  # negative: a signal
     stdout: str
     stderr: str
-    seconds: float
+    seconds: float  # on the clock
+    processor_seconds: float
     bytes: int  # the largest resident set of the command and its own children
 
     @property
@@ -93,7 +94,8 @@ def run(words: Sequence[str], limit: float = 60.0, folder: Path | None = None) -
             time.sleep(0.01)
         texts = [Path(f"{output}{suffix}") for suffix in (".out", ".err")]
         out, err = (file.read_text(errors="replace") if file.exists() else "" for file in texts)
-        return Done(list(words), os.waitstatus_to_exitcode(status), out, err, seconds, usage.ru_maxrss * 1024)
+        work = usage.ru_utime + usage.ru_stime
+        return Done(list(words), os.waitstatus_to_exitcode(status), out, err, seconds, work, usage.ru_maxrss * 1024)
 
 
 def run_and_kill(words: Sequence[str], seconds: float) -> bool:

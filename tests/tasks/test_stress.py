@@ -861,6 +861,12 @@ SAMPLES = TWINS["reading-5"]
         ("noise", SAMPLES, {"distractors": "retrieved"}, "need `retrieve`, a function from a question to passages"),
         ("noise", SAMPLES, {"distractors": "random", "lengths": "fixed"}, "the harmless passages themselves"),
         ("noise", SAMPLES, {"counts": (1, 99999)}, r"counts goes up to 99999, and there are \d+ random passages for"),
+        (
+            "noise",
+            SAMPLES,
+            {"distractors": "dated", "counts": 10**11},
+            r"counts goes up to 10+, and there are \d+ dated",
+        ),
         ("noise", SAMPLES, {"total": 3}, "total=3 passages cannot hold 1 gold ones and 16 others"),
         (
             "noise",

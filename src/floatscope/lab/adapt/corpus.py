@@ -28,6 +28,7 @@ from msgspec import to_builtins
 from floatscope.errors import UserError
 from floatscope.files.atomic import explain_write_errors
 from floatscope.files.digests import sha256_file
+from floatscope.files.inputs import require_regular_file
 from floatscope.files.json_files import write_json
 from floatscope.files.records import Record, read_typed
 from floatscope.lab.adapt.recipe import require_tokenizer
@@ -250,7 +251,7 @@ def refuse_held_out(train: Sequence[Path], held_out: Sequence[Path]) -> None:
 def content_digest(path: Path) -> str:
     """Return the sha256 of a file's content, decompressed if it is compressed."""
     try:
-        with OPENERS.get(path.suffix, open)(path, "rb") as file:
+        with OPENERS.get(path.suffix, open)(require_regular_file(path), "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except (OSError, EOFError, ValueError) as error:
         raise UserError(f"cannot read {path}: {error}") from error

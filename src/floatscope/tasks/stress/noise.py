@@ -115,7 +115,9 @@ def _choose_noise(pool: SamplePool, sample: Sample, type: str, most: int, retrie
     if type in COPIES:
         passage, values = get_answering(sample)[0], pool.draw_wrong_answers(f"noise {type}", sample, most)
         copies = [make_counterfactual(passage, sample.answers, value) for value in values]
-        return copies if type == "counterfactual" else list(map(add_date, copies, _draw_years(pool, sample, most)[1]))
+        if type == "counterfactual":
+            return copies
+        return list(map(add_date, copies, _draw_years(pool, sample, len(copies))[1]))
     first = []
     if type == "own":
         first = [make_distractor(passage) for passage in get_others(sample)][:most]
