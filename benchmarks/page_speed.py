@@ -21,6 +21,7 @@ from playwright.sync_api import Page, sync_playwright
 from floatscope.reports.charts import Lines, Map, Model, Report, Section, Series
 from floatscope.reports.explorer import build_payload
 from floatscope.reports.page import write_page
+from floatscope.schema import Paradigm
 from floatscope.traces import Trace
 
 STEPS, LAYERS, HEADS, NEW = 32, 32, 32, 32
@@ -101,7 +102,7 @@ def make_report(keys: int, noise: bool) -> Report:
     sections = [Section(f"s{i}", "A section", "Words.", "Words.", [lines, lines]) for i in range(10)]
     sections.append(Section("maps", "Maps", "Words.", "Words.", [grid, grid]))
     runs = [build_payload(make_trace(f"{name}{i}", keys, noise), name) for name in ("mdm", "arm") for i in range(2)]
-    return Report("Speed", ["Words."], [Model("mdm", "mdm", 32), Model("arm", "arm", 32)], sections, runs)
+    return Report("Speed", ["Words."], [Model("mdm", Paradigm.MDM, 32), Model("arm", Paradigm.ARM, 32)], sections, runs)
 
 
 def measure_page(page: Page, path: Path) -> tuple[float, float, list[str]]:

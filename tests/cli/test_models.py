@@ -92,7 +92,7 @@ def test_a_model_that_cannot_be_watched_has_a_reason(tmp_path):
         ),
         (["twin:mdn"], "unknown twin 'mdn' (did you mean 'mdm'?); allowed: arm, mdm, mdm-adapted"),
         (["{llada}", "--mask-id", "512"], "{llada}: mask id 512 is not a valid token id; expected 0 … 511"),
-        (["{llada}", "--revision", "main"], "revision='main' needs a hub id (org/name), and {llada} is not one"),
+        (["{llada}", "--revision", "main"], "--revision main needs a hub id (org/name), and {llada} is not one"),
     ],
 )
 def test_mistakes_are_one_sentence_and_status_2(folders, words, message):

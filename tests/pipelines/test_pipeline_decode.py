@@ -438,7 +438,7 @@ def test_the_meta_of_a_trace_holds_the_settings():
 
 def test_a_masked_diffusion_model_needs_a_mask_token():
     spec = fs.ModelSpec("maskless", fs.Paradigm.MDM, None)
-    with pytest.raises(fs.UserError, match=r"maskless has no mask token: give its id, fs\.load\(…, mask_id=…\)"):
+    with pytest.raises(fs.UserError, match=r"maskless has no mask token; open it with mask_id="):
         fs.decode(fs.Model(build_model("unshifted").module, spec), PROMPTS, new_tokens=2)
 
 

@@ -12,6 +12,7 @@ import floatscope as fs
 from floatscope.analysis.retrieval_heads import head_map, retrieval
 from floatscope.analysis.studies import STUDIES, is_dormant
 from floatscope.analysis.trace_view import trace_views
+from floatscope.interventions.edits import Anchors, MiddleSameCount, RandomSameCount, RandomSameMass
 from floatscope.interventions.recipes import parse_edits
 from floatscope.pipelines.job import BatchDone, Started, run_job
 from floatscope.pipelines.studies import HEAD_TRACES, StudyInput, plan_study, rank_heads, study_jobs
@@ -62,7 +63,7 @@ def test_sinks_are_masked_beside_random_keys_of_equal_mass_and_count_and_middlin
         assert {each.edits[0].keys.reference for each in random_controls} == {condition.edits[0].keys}
         assert len({each.edits[0].keys for each in random_controls}) == 6
         middle = conditions[f"middle-{k}"]
-        assert (middle.edits[0].keys.rule, middle.edits[0].keys.k, middle.series) == ("middle", k, "middle")
+        assert (middle.edits[0].keys, middle.series) == (MiddleSameCount(Anchors(k)), "middle")
         assert middle.control_of == ""  # the effect is that against random keys
     for name in ("first", "structural", "evidence", "all but evidence"):
         condition = conditions[f"anchors-5-{name.replace(' ', '-')}"]
@@ -96,7 +97,8 @@ def test_pinned_mass_goes_where_that_of_its_control_goes(mdm, tmp_path):
         for control in controls(conditions, name):
             (other,) = control.edits
             assert other.to == edit.to
-            assert (other.keys.rule, other.keys.reference) == ("random", edit.keys)
+            assert isinstance(other.keys, RandomSameMass | RandomSameCount)
+            assert other.keys.matched == edit.keys
         assert (edit.to.layer, edit.to.of) == ((0, "now") if "layer" in name else (None, "first"))
         assert edit.keys.only == edit.to.only == "all but evidence"
         assert conditions[name].subset == ""

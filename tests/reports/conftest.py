@@ -13,6 +13,7 @@ import floatscope as fs
 from floatscope.reports.charts import Model, Report, Section
 from floatscope.reports.explorer import build_payload
 from floatscope.reports.page import write_page
+from floatscope.schema import Paradigm
 
 
 def trace_twin(twin: str) -> fs.Trace:
@@ -57,7 +58,7 @@ def report(mdm, arm):
         Section("dots", "Dots", text, "How.", [DOTS, TABLE], "tables/absent.csv"),
         Section("maps", "Maps", text, "How.", [MAP, WIDE_MAP]),
     ]
-    models = [Model("mdm", "mdm", 32, "A model.", {"dtype": "float32"}), Model("arm", "arm", 1)]
+    models = [Model("mdm", Paradigm.MDM, 32, "A model.", {"dtype": "float32"}), Model("arm", Paradigm.ARM, 1)]
     payloads = [build_payload(mdm, "mdm"), build_payload(arm, "arm")]
     settings = {"seed": 0, "settings": {"steps": 8, "names": ["a", "b"], "block": None}, "none": {}}
     return Report("A </title> of <b>floats</b>", [text], models, sections, payloads, settings)

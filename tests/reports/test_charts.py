@@ -19,6 +19,7 @@ from floatscope.reports.charts import (
     from_json,
     to_json,
 )
+from floatscope.schema import Paradigm
 
 
 def test_report_survives_json(report):
@@ -55,4 +56,6 @@ def test_series_may_have_its_own_x():
 
 
 def test_labels_are_the_labels_of_the_models():
-    assert Report("", [], [Model("a", "mdm", 1), Model("b", "arm", 1)], [Section("s", "", "", "")]).labels == ["a", "b"]
+    assert Report(
+        "", [], [Model("a", Paradigm.MDM, 1), Model("b", Paradigm.ARM, 1)], [Section("s", "", "", "")]
+    ).labels == ["a", "b"]

@@ -13,6 +13,7 @@ from example_charts import UNSAFE_TEXTS
 from floatscope.errors import UserError, escape_controls
 from floatscope.reports.charts import Model, Report, Section, Table
 from floatscope.reports.page import embed_json, format_value, render_bold, render_page, write_page
+from floatscope.schema import Paradigm
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def test_control_characters_are_spelled_out_everywhere(c):
     """As text of the page, and in the data that its scripts show as text."""
     name, shown = f"a{c}b", f"a{ascii(c)[1:-1]}b"
     section = Section("s", name, name, name, [Table([name], [[name]], name)])
-    report = Report(name, [name], [Model(name, "mdm", 1, name)], [section])
+    report = Report(name, [name], [Model(name, Paradigm.MDM, 1, name)], [section])
     page = render_page(report)
     assert c not in page
     assert page.count(shown) >= 7

@@ -14,8 +14,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from safetensors import SafetensorError
-
 from floatscope.errors import UserError, is_rust_error, summarize_error
 
 PART_SUFFIX = ".part"
@@ -64,6 +62,8 @@ def explain_write_errors(content: str, path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        from safetensors import SafetensorError
+
         # The Rust errors come from the tokenizer's own writer.
         if not (isinstance(error, OSError | SafetensorError) or is_rust_error(error)):
             raise

@@ -211,7 +211,8 @@ def to_json(report: Report) -> dict[str, Any]:
 def from_json(data: Mapping[str, Any]) -> Report:
     """The inverse of `to_json`."""
     sections = [Section(**{**s, "charts": [_chart_from_json(c) for c in s["charts"]]}) for s in data["sections"]]
-    return Report(**{**data, "models": [Model(**m) for m in data["models"]], "sections": sections})
+    models = [Model(**{**model, "paradigm": Paradigm(model["paradigm"])}) for model in data["models"]]
+    return Report(**{**data, "models": models, "sections": sections})
 
 
 def _chart_from_json(data: Mapping[str, Any]) -> Chart:

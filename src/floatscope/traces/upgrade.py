@@ -74,12 +74,12 @@ def infer_masks(
 ) -> tuple[MaskStructure, ...]:
     """Return the masks of a trace that does not store them, from how many of its rows see each key."""
     key = np.arange(visible_rows.shape[-1])
-    behind = (keys[:, None] - key).clip(0)  # [step, key]: the rows at and after a key
+    later_rows = (keys[:, None] - key).clip(0)  # [step, key]: the rows at and after a key
     expected = {
-        MaskKind.FULL: np.where(behind > 0, rows[:, None], 0),
-        MaskKind.CAUSAL: np.minimum(behind, rows[:, None]),
+        MaskKind.FULL: np.where(later_rows > 0, rows[:, None], 0),
+        MaskKind.CAUSAL: np.minimum(later_rows, rows[:, None]),
     }
-    on_canvas = behind > 0
+    on_canvas = later_rows > 0
     return tuple(
         next((MaskStructure(kind) for kind, n in expected.items() if (n == seen)[on_canvas].all()), UNKNOWN_MASK)
         for seen in np.moveaxis(visible_rows, 1, 0)
