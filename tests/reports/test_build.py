@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 import floatscope as fs
+from floatscope.analysis import statistics
 from floatscope.analysis.anchor_tables import absorption
 from floatscope.analysis.claims import CLAIMS, registry_digest, registry_line
 from floatscope.analysis.floating import floating_index, top_keys
@@ -34,10 +35,29 @@ def trace_run(model: fs.Model, folder: Path, count: int = 3, **settings: object)
     return folder
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _few_draws():
+    """Claims are tested with fewer draws than usual, to save time; test_statistics.py tests the draws."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(statistics, "TEST_DRAWS", 500)
+        yield
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("runs")
     return {t: trace_run(fs.load(f"twin:{t}", device="cpu"), folder / t, controls=(0, 1)) for t in ("arm", "mdm")}
+
+
+@pytest.fixture(scope="module")
+def small_runs(tmp_path_factory) -> dict[str, Path]:
+    """The same of two models with two layers and random weights, for tests that build a report of their own."""
+    folder, runs = tmp_path_factory.mktemp("small"), {}
+    for name, layout in (("arm", "llama"), ("mdm", "llada")):
+        model = fs.load(fs.write_random(folder / f"small-{name}", layout, layers=2, width=32), device="cpu")
+        runs[name] = folder / name
+        trace_run(model, runs[name], 2, controls=(0,))
+    return runs
 
 
 @pytest.fixture(scope="module")
@@ -121,8 +141,8 @@ def test_published_claims_have_a_verdict_and_the_registry_is_named(built, runs):
     assert not any(registry_digest() in section.method for section in without_arm.sections)
 
 
-def test_page_of_an_arm_and_an_mdm_prints_the_registry_digest(runs, tmp_path):
-    page = report(list(runs.values()), tmp_path / "both.html", explore=0)
+def test_page_of_an_arm_and_an_mdm_prints_the_registry_digest(small_runs, tmp_path):
+    page = report(list(small_runs.values()), tmp_path / "both.html", explore=0)
     assert f"digest {registry_digest()}." in page.read_text()
 
 
@@ -169,13 +189,13 @@ def test_sentences_about_floating_state_the_estimates(built):
                 assert f"**{model}** in {run.label} (untrained {control})" in sentence
 
 
-def test_summary_drops_no_model(runs, tmp_path):
+def test_summary_drops_no_model(small_runs, tmp_path):
     """A model without any anchor, and one that does not differ from its control, are named like the others."""
     fresh = fs.untrained(fs.load("twin:mdm", device="cpu"), seed=7)
-    flat = trace_run(fresh, tmp_path / "flat", controls=(0,))
-    contents, report_runs = build_report([*runs.values(), flat], explore=0)
+    flat = trace_run(fresh, tmp_path / "flat", 2, controls=(0,))
+    contents, report_runs = build_report([small_runs["mdm"], flat], explore=0)
     labels = [run.label for run in report_runs]
-    assert len(set(labels)) == 3
+    assert len(set(labels)) == 2
     for start in ("**Is there a sink?**", "**How much attention moves**", "**How often the leading key changes**"):
         (sentence,) = [each for each in contents.summary if each.startswith(start)]
         for label in labels:
@@ -209,16 +229,16 @@ def test_summary_lists_every_model_and_marks_unclear_differences_from_the_contro
         )
 
 
-def test_runs_without_influence_are_named_beside_one_that_has_it(runs, tmp_path):
-    model = fs.load("twin:mdm", device="cpu")
-    with_influence = trace_run(model, tmp_path / "influence", watch=fs.Watch(influence=True), controls=(0,))
-    contents, report_runs = build_report([*runs.values(), with_influence], explore=0)
+def test_runs_without_influence_are_named_beside_one_that_has_it(small_runs, tmp_path):
+    model = fs.load(small_runs["mdm"].parent / "small-mdm", device="cpu")
+    with_influence = trace_run(model, tmp_path / "influence", 2, watch=fs.Watch(influence=True), controls=(0,))
+    contents, report_runs = build_report([small_runs["mdm"], with_influence], explore=0)
     section = find_section(contents, "influence")
-    assert section.text.endswith("Not shown for twin:arm and twin:mdm (mdm): traced without --influence.")
-    assert {series.model for chart in section.charts for series in chart.series} == {"twin:mdm (influence)"}
+    assert section.text.endswith("Not shown for small-mdm (mdm): traced without --influence.")
+    assert {series.model for chart in section.charts for series in chart.series} == {"small-mdm (influence)"}
     (sentence,) = [each for each in contents.summary if each.startswith("**Does attention match influence?**")]
-    assert " in twin:mdm (influence) (untrained " in sentence
-    is_clear = report_runs[2].difference_from_control("influence", "received").excludes_zero
+    assert " in small-mdm (influence) (untrained " in sentence
+    is_clear = report_runs[1].difference_from_control("influence", "received").excludes_zero
     assert ("no clear difference" in sentence) is not is_clear
     assert "Not shown" not in find_section(build_report([with_influence], explore=0)[0], "influence").text
 
@@ -239,15 +259,14 @@ def test_maps_show_the_layers_where_most_and_least_attention_moves(built, runs):
 
 
 def test_all_commits_include_the_ends_of_text(built, runs):
-    _, (run,) = build_report([runs["mdm"]], explore=0, commits="all")
+    contents, (run,) = build_report([runs["mdm"]], explore=0, commits="all")
     answer_steps, all_steps = (
         each.table("top_keys").groupby("sample")["step"].nunique() for each in (built[1][1], run)
     )
     assert (run.commits, built[1][1].commits) == ("all", "answer")
     assert set(all_steps) == {NEW_TOKENS}
     assert (answer_steps < all_steps).all()
-    text = find_section(build_report([runs["mdm"]], explore=0, commits="all")[0], "floating").method
-    assert text.startswith("All steps and commits count")
+    assert find_section(contents, "floating").method.startswith("All steps and commits count")
 
 
 def test_distances_from_the_top_key_are_beside_a_random_mask(built):
@@ -277,6 +296,7 @@ def test_tables_have_every_sample_of_every_run_and_control(built, tmp_path):
     assert find_section(linked, "absorption").table_file == "../tables/absorption.csv"
 
 
+@pytest.mark.slow
 def test_every_chart_becomes_a_figure(built, tmp_path):
     contents, _ = built
     charts = [c for section in contents.sections for c in section.charts if not isinstance(c, Table)]
@@ -374,16 +394,16 @@ def test_one_sample_of_a_shallow_model_has_numbers_without_intervals(tmp_path, l
     assert not any(re.search(r"\[[\d.−]+, [\d.−]+\]", sentence) for sentence in contents.summary)
 
 
-def test_two_runs_of_one_model_are_labelled_by_folder(tmp_path, runs):
-    shutil.copytree(runs["mdm"], tmp_path / "again")
-    _, report_runs = build_report([runs["mdm"], tmp_path / "again"], explore=0)
-    assert [run.label for run in report_runs] == ["twin:mdm (mdm)", "twin:mdm (again)"]
+def test_two_runs_of_one_model_are_labelled_by_folder(tmp_path, small_runs):
+    shutil.copytree(small_runs["mdm"], tmp_path / "again")
+    _, report_runs = build_report([small_runs["mdm"], tmp_path / "again"], explore=0)
+    assert [run.label for run in report_runs] == ["small-mdm (mdm)", "small-mdm (again)"]
 
 
-def test_report_writes_the_page_the_tables_and_the_figures(runs, tmp_path):
+def test_report_writes_the_page_the_tables_and_the_figures(small_runs, tmp_path):
     out, counts = tmp_path / "r.html", []
     files = write_report(
-        [str(runs["arm"]), fs.open_run(runs["mdm"])],
+        [fs.open_run(small_runs["mdm"])],
         out,
         tables=tmp_path / "t",
         figures=tmp_path / "f",
@@ -391,12 +411,12 @@ def test_report_writes_the_page_the_tables_and_the_figures(runs, tmp_path):
         explore=0,
         on_progress=lambda done, total: counts.append((done, total)),
     )
-    assert counts == [(done, 18) for done in range(1, 19)]  # 2 models, 3 runs each, 3 samples
+    assert counts == [(done, 4) for done in range(1, 5)]  # a run and its control, 2 samples each
     assert files.page == out
     assert 't/absorption.csv"' in out.read_text()
     assert all(path.stat().st_size for path in (*files.tables, *files.figures))
     assert {path.suffix for path in files.figures} == {".svg"}
-    assert report([runs["mdm"]], tmp_path / "one.html", explore=0) == tmp_path / "one.html"
+    assert report([str(small_runs["mdm"])], tmp_path / "one.html", explore=0) == tmp_path / "one.html"
 
 
 @pytest.mark.parametrize(
@@ -417,14 +437,14 @@ def run_command(*words: object):
     return CliRunner().invoke(app, ["report", *map(str, words)])
 
 
-def test_command_prints_json_or_the_summary(runs, tmp_path):
+def test_command_prints_json_or_the_summary(small_runs, tmp_path):
     page, tables = tmp_path / "r.html", tmp_path / "t"
-    result = run_command(*runs.values(), "--out", page, "--tables", tables, "--json")
+    result = run_command(small_runs["mdm"], "--out", page, "--tables", tables, "--json")
     assert result.exit_code == 0, result.output
     record = json.loads(result.stdout)
     assert record["page"] == str(page)
     assert all(Path(path).stat().st_size for path in record["tables"])
-    result = run_command(*runs.values(), "--out", page)
+    result = run_command(small_runs["mdm"], "--out", page)
     assert result.exit_code == 0
     assert result.stdout.rstrip().endswith(f"page: {page}")
     assert "**" not in result.stdout
