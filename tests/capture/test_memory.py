@@ -79,6 +79,7 @@ def test_level_rows_grows_with_the_length_too():
     assert is_linear(peaks, BUDGET), peaks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("padded", [False, True], ids=["unpadded", "padded"])
 def test_the_mask_of_a_window_is_expanded_by_blocks(padded, monkeypatch):
     """Windows have no kernel of their own: their mask is expanded a few rows at a time."""

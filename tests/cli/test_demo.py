@@ -42,6 +42,7 @@ def test_questions_have_answers_of_several_sentences_that_fit_the_new_tokens():
         assert 12 <= len(tokenizer.encode(sample.answers[0], chat=False)) < demo.NEW_TOKENS
 
 
+@pytest.mark.slow
 def test_the_demo_writes_a_run_of_every_twin_and_its_control(finished):
     folder, _, _ = finished
     for twin in TWINS:

@@ -63,12 +63,14 @@ def test_examples_have_valid_options(command):
             group.make_context("floatscope", words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", slow_except(RUN, *{*RUN} - SLOW))
 def test_examples_run_as_written_in_an_empty_folder(command, tmp_path):
     output = "".join(run_command(line, tmp_path) for line in read_examples(command))
     assert EXPECTED.get(command, "") in output
 
 
+@pytest.mark.slow
 def test_the_example_of_doctor_writes_json(tmp_path):
     (line,) = read_examples("doctor")
     run_command(line, tmp_path)

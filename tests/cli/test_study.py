@@ -63,6 +63,7 @@ def test_heads_traces_some_samples_and_zeroes_heads_on_the_others(data, tmp_path
     assert (tmp_path / "h" / "twin-arm" / "traced" / "run.json").exists()
 
 
+@pytest.mark.slow
 def test_dormant_maps_the_heads_and_counts_the_dormant_ones(data, tmp_path):
     words = ["dormant", "twin:arm", "--data", data, "--limit", 2, "--new-tokens", 4, "--out", tmp_path / "d"]
     output = run(*words, "--set", "layers=0,3")
@@ -75,6 +76,7 @@ def test_dormant_maps_the_heads_and_counts_the_dormant_ones(data, tmp_path):
     assert sum(map(sum, asleep.values)) == int(is_dormant(table).sum())
 
 
+@pytest.mark.slow
 def test_blank_finds_that_the_gold_passage_matters(data, tmp_path):
     record = json.loads(run("blank", "twin:arm", "--data", data, "--limit", 2, "--new-tokens", 4, "--out",
                           tmp_path / "b", "--set", "draws=1", "--json"))  # fmt: skip

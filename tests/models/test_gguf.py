@@ -44,6 +44,7 @@ def test_diffusion_models_are_refused_by_name(tmp_path, name, shown, act):
         act(file)
 
 
+@pytest.mark.slow
 def test_a_header_with_arrays_is_read(tmp_path):
     words = struct.pack("<IQ", STRING, 3) + string("a") + string("ö") + string("")
     numbers = struct.pack("<IQ3f", FLOAT32, 3, 1, 2, 3)

@@ -178,6 +178,7 @@ def test_a_gguf_file_with_fewer_weights_than_its_network_is_refused_before_they_
         ACTIONS[action](file)
 
 
+@pytest.mark.slow
 def test_texts_of_a_sparse_gguf_file_do_not_fill_the_memory(tmp_path):
     file = tmp_path / "m.gguf"
     with file.open("wb") as stream:
@@ -202,6 +203,7 @@ def explode(folder, character, times=40):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("character", ["a", "Z", " "])
 def test_a_normaliser_that_doubles_a_common_character_is_refused(tmp_path, character):
     folder = explode(write_tiny(tmp_path / "m"), character)
@@ -209,6 +211,7 @@ def test_a_normaliser_that_doubles_a_common_character_is_refused(tmp_path, chara
         fs.load(folder, device="cpu")
 
 
+@pytest.mark.slow
 def test_a_normaliser_that_waits_for_a_rare_character_is_stopped_there(tmp_path):
     tokenizer = fs.load(explode(write_tiny(tmp_path / "m"), "語"), device="cpu").tokenizer
     ids = tokenizer.encode("plain text")
@@ -217,6 +220,7 @@ def test_a_normaliser_that_waits_for_a_rare_character_is_stopped_there(tmp_path)
     assert tokenizer.encode("plain text") == ids
 
 
+@pytest.mark.slow
 def test_a_decoder_that_explodes_is_stopped(tmp_path):
     folder = write_tiny(tmp_path / "m")
     content = json.loads((folder / "tokenizer.json").read_text())

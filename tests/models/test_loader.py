@@ -319,6 +319,7 @@ print(highest - before, sum(p.numel() * p.element_size() for p in model.module.p
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
 @pytest.mark.parametrize(
     ("stored", "requested"), [("bfloat16", "float32"), ("float32", "bfloat16"), ("float32", "float32")]

@@ -58,6 +58,7 @@ def lines(path, condition):
     return [json.loads(line) for line in (path / condition / PREDICTIONS_FILE).read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_resumed_experiment_has_the_bytes_of_an_unbroken_one(finished, tmp_path):
     model, unbroken = finished
     begun = (event for event in plan_intervention(model, FEW, tmp_path / "cut", MASKED, **HOW))
@@ -321,6 +322,7 @@ def run_command(data_file, *words):
     return CliRunner().invoke(app, ["intervene", *words, *out])
 
 
+@pytest.mark.slow
 def test_the_command_shows_all_conditions(data_file):
     words = "twin:arm", "--edit", "zero_heads(pairs=[(3, 1)])", "--draws", "1"
     message = run_command(data_file, *words)

@@ -260,6 +260,7 @@ list(plan_trace(fs.load(model, device="cpu"), read_samples(data), out, batch_siz
 """
 
 
+@pytest.mark.slow
 def test_a_killed_process_loses_nothing_and_changes_nothing(models, tmp_path):
     fs.write_random(tmp_path / "model", "dream", seed=3, layers=2, width=32)
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(s.as_json()) + "\n" for s in SAMPLES))

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from example_charts import DOTS, LINES, MAP, UNSAFE_TEXTS, WIDE_MAP
 
+from floatscope.errors import escape_controls
+
 READY = "#explorer[data-ready='{}']"
 
 
@@ -308,7 +310,7 @@ def test_tokens_that_look_like_html_are_text(open_page, mdm):
     texts = page.locator(".canvas .t").all_text_contents()
     ids = mdm.arrays["tokens"][0].tolist()
     firsts = [ids.index(token) for token in dict.fromkeys(ids)][: len(UNSAFE_TEXTS)]
-    assert [texts[p] for p in firsts] == [*UNSAFE_TEXTS[:-1], "⏎"]
+    assert [texts[p] for p in firsts] == [*map(escape_controls, UNSAFE_TEXTS[:-1]), "⏎"]
     assert page.locator(".canvas script, .canvas img, .canvas b").count() == 0
     assert page.title() == "A </title> of <b>floats</b>"
     assert read_token_tip(page, firsts[1])[""] == f"position {firsts[1]}: “{UNSAFE_TEXTS[1].replace(' ', '␣')}”"

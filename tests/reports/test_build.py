@@ -229,6 +229,7 @@ def test_summary_lists_every_model_and_marks_unclear_differences_from_the_contro
         )
 
 
+@pytest.mark.slow
 def test_runs_without_influence_are_named_beside_one_that_has_it(small_runs, tmp_path):
     model = fs.load(small_runs["mdm"].parent / "small-mdm", device="cpu")
     with_influence = trace_run(model, tmp_path / "influence", 2, watch=fs.Watch(influence=True), controls=(0,))
@@ -400,6 +401,7 @@ def test_two_runs_of_one_model_are_labelled_by_folder(tmp_path, small_runs):
     assert [run.label for run in report_runs] == ["small-mdm (mdm)", "small-mdm (again)"]
 
 
+@pytest.mark.slow
 def test_report_writes_the_page_the_tables_and_the_figures(small_runs, tmp_path):
     out, counts = tmp_path / "r.html", []
     files = write_report(
@@ -437,6 +439,7 @@ def run_command(*words: object):
     return CliRunner().invoke(app, ["report", *map(str, words)])
 
 
+@pytest.mark.slow
 def test_command_prints_json_or_the_summary(small_runs, tmp_path):
     page, tables = tmp_path / "r.html", tmp_path / "t"
     result = run_command(small_runs["mdm"], "--out", page, "--tables", tables, "--json")

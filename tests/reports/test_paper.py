@@ -358,6 +358,7 @@ def test_missing_fields_are_noted(tmp_path):
         assert find_section(report, id).charts == []
 
 
+@pytest.mark.slow
 def test_figures_are_named_after_their_sections(report, tmp_path):
     few = [replace(each, charts=each.charts[:1]) for each in report.sections]
     names = [path.name for path in write_figures(replace(report, sections=few), tmp_path, ["svg"])]

@@ -322,6 +322,7 @@ def test_a_run_killed_in_the_middle_of_a_file_can_be_resumed(folder, uninterrupt
     assert read_files(folder) == uninterrupted
 
 
+@pytest.mark.slow
 def test_a_run_killed_many_times_finishes(folder, uninterrupted):
     for attempt in range(200):
         with fork_child(lambda: fill(create_run(folder, SETTINGS, IDS, resume=True))):
@@ -398,6 +399,7 @@ def test_a_file_size_limit_keeps_finished_samples(folder, uninterrupted):
     assert read_files(folder) == uninterrupted
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     subprocess.run(["sh", "-c", "unshare -rm true"], capture_output=True).returncode != 0,
     reason="no user namespaces here",

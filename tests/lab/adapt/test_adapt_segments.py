@@ -60,6 +60,7 @@ def done(tmp_path_factory, prepared, small) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_masked_loss_falls(done, prepared):
     """Compare the same masks on the same rows before and after."""
     ids = prepare_corpus(prepared, load(BASE), TrainingFiles()).ids("held_out")
@@ -88,6 +89,7 @@ def interrupt(folder, small, monkeypatch, at: int) -> None:
         list(events)
 
 
+@pytest.mark.slow
 def test_two_segments_equal_one(done, begun, small, monkeypatch):
     monkeypatch.setattr(train, "LOG_EVERY", 4)
     interrupt(begun, small, monkeypatch, at=5)
