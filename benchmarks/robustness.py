@@ -6,8 +6,8 @@
 kills       commands killed (-9) at random times, up to three times in a row, then run to their end; the files are
             compared with those of an unbroken run, byte for byte
 malformed   wrong files and flags (`malformed_inputs.py`): a command must end with one sentence, within 2 GB and
-            20 s of processor time (on the clock, which other work slows down, within 100 s); a traceback is tried again in
-            a fresh interpreter, and counted apart if it does not come again
+            20 s of processor time (on the clock, which other work slows down, within 100 s); a traceback is tried again
+            in a fresh interpreter, and counted apart if it does not come again
 flips       one bit of one file of a finished run flipped (not of locks, which hold no results); the command that reads
             the run, or the same command again, must name the file
 
