@@ -6,8 +6,10 @@
 kills       commands killed (-9) at random times, up to three times in a row, then run to their end; the files are
             compared with those of an unbroken run, byte for byte
 malformed   wrong files and flags (`malformed_inputs.py`): a command must end with one sentence, within 2 GB and
-            20 s of processor time (on the clock, which other work slows down, within 100 s)
-flips       one bit of one file of a finished run flipped; the same command, or the one that reads the run, must say so
+            20 s of processor time (on the clock, which other work slows down, within 100 s); a traceback is tried again
+            in a fresh interpreter, and counted apart if it does not come again
+flips       one bit of one file of a finished run flipped (not of locks, which hold no results); the command that reads
+            the run, or the same command again, must name the file
 
 The models are the shipped twins and tiny ones with random weights; nothing is downloaded.
 """
@@ -201,8 +203,13 @@ def try_malformed(count: int, rng: random.Random, work: Path) -> Counts:
         text = f"{case.name}: floatscope {' '.join(case.words)}"
         is_slow = done.processor_seconds > SECONDS or done.seconds > 5 * SECONDS
         if done.has_traceback and not is_slow:
+            case.prepare()
+            is_certain = commands.run_fresh(case.words, work).has_traceback
             last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
-            result.fail("traceback", f"{text}\n    status {done.status}, {''.join(last)[:200]}")
+            result.fail(
+                "traceback" if is_certain else "traceback in a fork only",
+                f"{text}\n    status {done.status}, {''.join(last)[:200]}",
+            )
         if is_slow:
             result.fail("over 20 s", f"{text}\n    {done.processor_seconds:.0f} s, {done.seconds:.0f} s on the clock")
         if done.bytes > BYTES:
@@ -226,7 +233,7 @@ def flip_bits(count: int, rng: random.Random, work: Path) -> Counts:
         folder = work / "flipped"
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(originals[task.name], folder)
-        files = sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
+        files = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock")
         file = rng.choice(files)
         raw = bytearray(file.read_bytes())
         before, bit = bytes(raw), rng.randrange(8 * len(raw))
@@ -250,8 +257,6 @@ def classify(task: Task, folder: Path, file: Path, before: bytes, result: Counts
         if done.status != 0:
             result.fail("not named", f"{task.name}: {file.relative_to(folder)}: {done.stderr.strip()[-200:]}")
             return "unclear"
-    if file.name.endswith(".lock"):
-        return "no content (lock)"
     if file.read_bytes() == before:
         return "written again, as it was"
     if read_files(folder) == read_files(folder.parent / f"{task.name}-original"):

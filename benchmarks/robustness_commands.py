@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -96,6 +97,14 @@ def run(words: Sequence[str], limit: float = 60.0, folder: Path | None = None) -
         out, err = (file.read_text(errors="replace") if file.exists() else "" for file in texts)
         work = usage.ru_utime + usage.ru_stime
         return Done(list(words), os.waitstatus_to_exitcode(status), out, err, seconds, work, usage.ru_maxrss * 1024)
+
+
+def run_fresh(words: Sequence[str], folder: Path) -> Done:
+    """Run a command in an interpreter of its own, without limits."""
+    began = time.monotonic()
+    command = [sys.executable, "-m", "floatscope", *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", check=False)
+    return Done(list(words), done.returncode, done.stdout, done.stderr, time.monotonic() - began, 0.0, 0)
 
 
 def run_and_kill(words: Sequence[str], seconds: float) -> bool:
