@@ -63,6 +63,7 @@ def test_heads_traces_some_samples_and_zeroes_heads_on_the_others(data, tmp_path
     assert (tmp_path / "h" / "twin-arm" / "traced" / "run.json").exists()
 
 
+@pytest.mark.slow
 def test_dormant_maps_the_heads_and_counts_the_dormant_ones(data, tmp_path):
     words = ["dormant", "twin:arm", "--data", data, "--limit", 2, "--new-tokens", 4, "--out", tmp_path / "d"]
     output = run(*words, "--set", "layers=0,3")

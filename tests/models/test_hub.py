@@ -115,6 +115,7 @@ def print_error(function):
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_a_hub_checkpoint_is_described_fetched_and_cached(hub, tmp_path):
     url, requests = hub
     small = write_tiny(tmp_path / "small")

@@ -198,6 +198,7 @@ evaluate.evaluate(fs.load("twin:mdm", device="cpu"), samples, sys.argv[1], new_t
 """
 
 
+@pytest.mark.slow
 def test_a_killed_evaluation_resumes_to_the_same_bytes(mdm, tmp_path):
     run_evaluation(mdm, tmp_path / "whole")
     process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path / "killed")], stdout=subprocess.PIPE)

@@ -15,7 +15,6 @@ import pytest
 from typer.testing import CliRunner
 
 import floatscope as fs
-from floatscope.analysis import statistics
 from floatscope.analysis.anchor_tables import absorption
 from floatscope.analysis.claims import CLAIMS, registry_digest, registry_line
 from floatscope.analysis.floating import floating_index, top_keys
@@ -33,14 +32,6 @@ NEW_TOKENS = 6
 def trace_run(model: fs.Model, folder: Path, count: int = 3, **settings: object) -> Path:
     fs.trace(model, read_samples("twin:reading-5", count), folder, new_tokens=NEW_TOKENS, **settings)
     return folder
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _few_draws():
-    """Claims are tested with fewer draws than usual, to save time; test_statistics.py tests the draws."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(statistics, "TEST_DRAWS", 500)
-        yield
 
 
 @pytest.fixture(scope="module")
