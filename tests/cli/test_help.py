@@ -18,7 +18,7 @@ from shell import all_commands, run_command, split_commands
 
 ELSEWHERE = ("", "demo", "doctor", "fetch")  # demo runs in test_demo.py, fetch with another pip in test_fetch.py
 RUN = [name for name in EXAMPLES if name not in ELSEWHERE]
-SLOW = {"adapt", "compare", "intervene", "report", "stress", "study", "trace", "twins train"}
+SLOW = {"adapt", "compare", "decode", "intervene", "report", "stress", "study", "trace", "twins train"}
 EXPECTED = {  # a command → a part of what its examples print
     "decode": "Dramora",
     "data": "500",
@@ -69,6 +69,7 @@ def test_examples_run_as_written_in_an_empty_folder(command, tmp_path):
     assert EXPECTED.get(command, "") in output
 
 
+@pytest.mark.slow
 def test_the_example_of_doctor_writes_json(tmp_path):
     (line,) = read_examples("doctor")
     run_command(line, tmp_path)
