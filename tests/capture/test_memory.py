@@ -13,6 +13,7 @@ from floatscope.capture import attention, blocked, visibility
 from floatscope.capture.hooks import attach
 from floatscope.capture.watcher import Watch, Watcher
 from floatscope.schema import State
+from pairs import slow_except
 
 SHAPE = {
     "vocab_size": 16,
@@ -79,8 +80,7 @@ def test_level_rows_grows_with_the_length_too():
     assert is_linear(peaks, BUDGET), peaks
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("padded", [False, True], ids=["unpadded", "padded"])
+@pytest.mark.parametrize("padded", slow_except([False, True], True))
 def test_the_mask_of_a_window_is_expanded_by_blocks(padded, monkeypatch):
     """Windows have no kernel of their own: their mask is expanded a few rows at a time."""
     monkeypatch.setattr(attention, "MASK_BLOCK", 2**16)

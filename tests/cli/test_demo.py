@@ -53,6 +53,7 @@ def test_the_demo_writes_a_run_of_every_twin_and_its_control(finished):
         assert fs.open_run(control).finished == run.finished
 
 
+@pytest.mark.slow
 def test_the_demo_prints_a_line_per_claim_and_writes_the_page(finished):
     folder, output, again = finished
     page, text = (folder / "report.html").read_text(), " ".join(output.split())
@@ -68,6 +69,7 @@ def test_the_demo_prints_a_line_per_claim_and_writes_the_page(finished):
     assert "page       demo/report.html" in output
 
 
+@pytest.mark.slow
 def test_output_and_page_print_the_digest_of_the_registry(finished):
     folder, output, _ = finished
     assert registry_line() in " ".join(output.split())
@@ -75,6 +77,7 @@ def test_output_and_page_print_the_digest_of_the_registry(finished):
     assert registry_line() in (folder / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_second_run_decodes_nothing_and_reports_the_same(finished):
     folder, _, again = finished
     assert json.loads(again.stderr.splitlines()[-2]) == {"event": "started", "done": 18, "total": 18}

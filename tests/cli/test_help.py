@@ -18,7 +18,7 @@ from shell import all_commands, run_command, split_commands
 
 ELSEWHERE = ("", "demo", "doctor", "fetch")  # demo runs in test_demo.py, fetch with another pip in test_fetch.py
 RUN = [name for name in EXAMPLES if name not in ELSEWHERE]
-SLOW = {"adapt", "compare", "intervene", "stress", "study", "trace", "twins train"}
+SLOW = {"adapt", "compare", "decode", "intervene", "report", "stress", "study", "trace", "twins train"}
 EXPECTED = {  # a command → a part of what its examples print
     "decode": "Dramora",
     "data": "500",

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
+import floatscope as fs
 from floatscope.analysis.evaluations import open_evaluation
 from floatscope.analysis.studies import is_dormant
 from floatscope.cli.main import app
@@ -26,6 +27,23 @@ def run(*words, code=0):
     result = CliRunner().invoke(app, ["study", *map(str, words)], env={"COLUMNS": "120"})
     assert result.exit_code == code, result.output
     return result.stdout if code == 0 else result.stderr
+
+
+def test_a_small_study_prints_its_effects_and_resumes(data, tmp_path):
+    model = fs.write_random(tmp_path / "small", layers=2, width=32)
+    words = ["sinks", model, "--data", data, "--limit", 2, "--new-tokens", 2, "--out", tmp_path / "s"]
+    words += ["--set", "counts=1", "--set", "draws=1", "--set", "types=none"]
+    output = run(*words)
+    assert "costs small" in output
+    assert "equal mass" in output
+    assert (tmp_path / "s" / "report.html").stat().st_size > 1000
+    names = {"baseline", "anchors-1", "anchors-1-mass-0", "anchors-1-random-0", "middle-1"}
+    (folder,) = {path.parent.parent for path in (tmp_path / "s").glob("*/*/predictions.jsonl")}
+    assert {path.name for path in folder.iterdir() if path.is_dir()} == names
+    before = {name: (folder / name / "predictions.jsonl").read_bytes() for name in names}
+    record = json.loads(run(*words, "--json"))
+    assert {name: (folder / name / "predictions.jsonl").read_bytes() for name in names} == before
+    assert {row["condition"] for row in record["effects"]} == names
 
 
 @pytest.mark.slow

@@ -76,7 +76,12 @@ FEW = (
 
 @pytest.mark.parametrize(
     ("kind", "recipe"),
-    [(kind, recipe) for kind in KINDS for recipe in CASES if kind in ("unshifted", "arm") or recipe in FEW],
+    [
+        pytest.param(kind, recipe, marks=() if kind == "unshifted" or recipe in FEW else pytest.mark.slow)
+        for kind in KINDS
+        for recipe in CASES
+        if kind in ("unshifted", "arm") or recipe in FEW
+    ],
 )
 def test_a_recipe_equals_its_definition(kind, recipe):
     compare(kind, recipe, CASES[recipe], regions=regions())

@@ -31,6 +31,7 @@ from floatscope.tasks.sample import Sample
 from floatscope.tasks.sample_files import read_samples
 from floatscope.tasks.template import load_template
 from jobs import read_notes, run_batches
+from pairs import slow_except
 
 HOW = {"new_tokens": 4, "batch_size": 3}
 FEW = read_samples("twin:reading-1", 4)
@@ -46,7 +47,7 @@ def models():
     return {family: fs.load(f"twin:{family}", device="cpu") for family in ("arm", "mdm")}
 
 
-@pytest.fixture(scope="module", params=["arm", "mdm"])
+@pytest.fixture(scope="module", params=slow_except(["arm", "mdm"], "mdm"))
 def finished(request, models, tmp_path_factory):
     """The model and the folder of an experiment that was not broken off."""
     path = tmp_path_factory.mktemp(request.param) / "whole"

@@ -17,6 +17,7 @@ from floatscope.pipelines.likelihood import encode_continuation
 from floatscope.schema import State
 from floatscope.tasks.sample_files import read_samples
 from floatscope.tasks.template import load_template
+from pairs import slow_except
 
 MASK, EOS, NEW = 49, 48, 8
 PROMPTS = [[1, 2, 3, 4, 5, 6, 7], [8, 9, 10], [40]]
@@ -269,7 +270,7 @@ def test_in_a_chat_an_end_of_turn_follows_the_answer(tmp_path):
         assert fs.answer_nll(model, "What floats?", "wood", new_tokens=12, block=1, chat=chat) == pytest.approx([want])
 
 
-@pytest.mark.parametrize("name", ["arm", "mdm", "mdm-adapted"])
+@pytest.mark.parametrize("name", slow_except(["arm", "mdm", "mdm-adapted"], "mdm"))
 def test_a_passage_makes_its_answer_more_likely(twins, name):
     samples = read_samples("twin:reading-5", 12)
     answers = [sample.answers[0] for sample in samples]

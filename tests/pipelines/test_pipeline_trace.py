@@ -25,6 +25,7 @@ from floatscope.tasks.sample_files import read_samples
 from floatscope.tasks.template import load_template
 from floatscope.traces import find_controls, open_run
 from jobs import interrupt_after, read_notes, run_batches
+from pairs import slow_except
 
 MIRA = Passage("Mira", "Mira lives in Velmora.", True, ((14, 21),))
 JON = Passage("Jon", "Jon keeps a cöw.")
@@ -214,7 +215,7 @@ def test_a_model_that_cannot_be_padded_gets_batches_of_one_length(models, tmp_pa
     assert open_run(tmp_path / "run").plan == plan
 
 
-@pytest.mark.parametrize("written", [1, 2, 3, 4])
+@pytest.mark.parametrize("written", slow_except([1, 2, 3, 4], 1, 2))
 def test_an_interrupted_run_resumes_to_the_same_bytes(models, tmp_path, written):
     settings = {"temperature": 1.0, "batch_size": 2, "watch": fs.Watch("rows")}
     trace(models["llada"], tmp_path / "unbroken", **settings)

@@ -18,6 +18,7 @@ from floatscope.pipelines.job import BatchDone, Started, run_job
 from floatscope.pipelines.studies import HEAD_TRACES, StudyInput, plan_study, rank_heads, study_jobs
 from floatscope.tasks.sample_files import read_samples
 from floatscope.traces import open_run
+from pairs import slow_except
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +130,7 @@ def test_subsets_that_samples_cannot_take_are_left_out_with_a_note(mdm, tmp_path
     assert any("1 of 5 samples cannot be used in every subset" in sentence for sentence in few.notes)
 
 
-@pytest.mark.parametrize("name", ["twin:mdm", "twin:arm"])
+@pytest.mark.parametrize("name", slow_except(["twin:mdm", "twin:arm"], "twin:mdm"))
 def test_heads_are_found_and_tested_on_different_samples_with_controls_of_their_layers(name, tmp_path):
     model, samples = fs.load(name, device="cpu"), read_samples("twin:reading-5", 10)
     plan = plan_study("heads", study_input(model, samples, tmp_path), counts=(2, 5, 64), draws=2)

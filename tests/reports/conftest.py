@@ -10,10 +10,19 @@ import pytest
 from example_charts import DOTS, LINES, MAP, NAMED_LINES, PROMPT, TABLE, UNSAFE_TEXTS, WIDE_MAP
 
 import floatscope as fs
+from floatscope.analysis import statistics
 from floatscope.reports.charts import Model, Report, Section
 from floatscope.reports.explorer import build_payload
 from floatscope.reports.page import write_page
 from floatscope.schema import Paradigm
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _few_draws():
+    """Reports test their claims with fewer draws than usual, to save time; test_statistics.py tests the draws."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(statistics, "TEST_DRAWS", 500)
+        yield
 
 
 def trace_twin(twin: str) -> fs.Trace:

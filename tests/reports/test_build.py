@@ -15,7 +15,6 @@ import pytest
 from typer.testing import CliRunner
 
 import floatscope as fs
-from floatscope.analysis import statistics
 from floatscope.analysis.anchor_tables import absorption
 from floatscope.analysis.claims import CLAIMS, registry_digest, registry_line
 from floatscope.analysis.floating import floating_index, top_keys
@@ -35,14 +34,6 @@ def trace_run(model: fs.Model, folder: Path, count: int = 3, **settings: object)
     return folder
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _few_draws():
-    """Claims are tested with fewer draws than usual, to save time; test_statistics.py tests the draws."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(statistics, "TEST_DRAWS", 500)
-        yield
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("runs")
@@ -56,7 +47,7 @@ def small_runs(tmp_path_factory) -> dict[str, Path]:
     for name, layout in (("arm", "llama"), ("mdm", "llada")):
         model = fs.load(fs.write_random(folder / f"small-{name}", layout, layers=2, width=32), device="cpu")
         runs[name] = folder / name
-        trace_run(model, runs[name], 2, controls=(0,))
+        trace_run(model, runs[name], controls=(0,))
     return runs
 
 
@@ -141,6 +132,7 @@ def test_published_claims_have_a_verdict_and_the_registry_is_named(built, runs):
     assert not any(registry_digest() in section.method for section in without_arm.sections)
 
 
+@pytest.mark.slow
 def test_page_of_an_arm_and_an_mdm_prints_the_registry_digest(small_runs, tmp_path):
     page = report(list(small_runs.values()), tmp_path / "both.html", explore=0)
     assert f"digest {registry_digest()}." in page.read_text()
@@ -192,7 +184,7 @@ def test_sentences_about_floating_state_the_estimates(built):
 def test_summary_drops_no_model(small_runs, tmp_path):
     """A model without any anchor, and one that does not differ from its control, are named like the others."""
     fresh = fs.untrained(fs.load("twin:mdm", device="cpu"), seed=7)
-    flat = trace_run(fresh, tmp_path / "flat", 2, controls=(0,))
+    flat = trace_run(fresh, tmp_path / "flat", controls=(0,))
     contents, report_runs = build_report([small_runs["mdm"], flat], explore=0)
     labels = [run.label for run in report_runs]
     assert len(set(labels)) == 2
@@ -232,7 +224,7 @@ def test_summary_lists_every_model_and_marks_unclear_differences_from_the_contro
 @pytest.mark.slow
 def test_runs_without_influence_are_named_beside_one_that_has_it(small_runs, tmp_path):
     model = fs.load(small_runs["mdm"].parent / "small-mdm", device="cpu")
-    with_influence = trace_run(model, tmp_path / "influence", 2, watch=fs.Watch(influence=True), controls=(0,))
+    with_influence = trace_run(model, tmp_path / "influence", watch=fs.Watch(influence=True), controls=(0,))
     contents, report_runs = build_report([small_runs["mdm"], with_influence], explore=0)
     section = find_section(contents, "influence")
     assert section.text.endswith("Not shown for small-mdm (mdm): traced without --influence.")
@@ -306,29 +298,29 @@ def test_every_chart_becomes_a_figure(built, tmp_path):
     assert all(path.read_text().startswith("<?xml") for path in files)
 
 
-def test_run_without_a_control_is_named(tmp_path, runs):
-    shutil.copytree(runs["mdm"], tmp_path / "bare", ignore=shutil.ignore_patterns("untrained-*"))
+def test_run_without_a_control_is_named(tmp_path, small_runs):
+    shutil.copytree(small_runs["mdm"], tmp_path / "bare", ignore=shutil.ignore_patterns("untrained-*"))
     contents, _ = build_report([tmp_path / "bare"])
-    assert any(sentence.startswith("No untrained control for twin:mdm: ") for sentence in contents.summary)
+    assert any(sentence.startswith("No untrained control for small-mdm: ") for sentence in contents.summary)
     assert "models" not in [section.id for section in contents.sections]
 
 
-def test_incomplete_run_lists_its_missing_samples(tmp_path, runs):
-    shutil.copytree(runs["mdm"], tmp_path / "half")
+def test_incomplete_run_lists_its_missing_samples(tmp_path, small_runs):
+    shutil.copytree(small_runs["mdm"], tmp_path / "half")
     (tmp_path / "half" / "samples" / "reading-5-1.safetensors").unlink()
     contents, _ = build_report([tmp_path / "half"])
-    assert "**twin:mdm** is incomplete: 1 of 3 samples are missing (reading-5-1)." in contents.summary
+    assert "**small-mdm** is incomplete: 1 of 3 samples are missing (reading-5-1)." in contents.summary
 
 
-def test_models_of_different_depth_share_the_relative_depth(tmp_path, runs):
+def test_models_of_different_depth_share_the_relative_depth(tmp_path, small_runs):
     small = fs.load(fs.write_random(tmp_path / "small", layers=3, width=32), device="cpu")
     fs.trace(small, ["What floats?", "What sinks?"], tmp_path / "run", new_tokens=12, controls=(0,))
-    contents, _ = build_report([runs["mdm"], tmp_path / "run"])
+    contents, _ = build_report([small_runs["mdm"], tmp_path / "run"])
     assert any("the charts use relative depth" in sentence for sentence in contents.summary)
     assert any("different samples" in sentence for sentence in contents.summary)
     chart = next(c for c in find_section(contents, "absorption").charts if isinstance(c, Lines))
     assert chart.x_label == "relative depth"
-    assert [len(s.x) for s in chart.series] == [8, 8, 3, 3]
+    assert [len(s.x) for s in chart.series] == [2, 2, 3, 3]
     assert all(s.x[0] == 0 and s.x[-1] == 1 for s in chart.series)
 
 
@@ -352,10 +344,10 @@ def test_section_says_which_fields_a_trace_lacks(tmp_path):
     assert find_section(contents, "absorption").charts
 
 
-def test_detector_that_cannot_fire_leaves_out_only_its_tables(runs):
-    contents, _ = build_report([runs["mdm"]], detector="zscore(k=99)", explore=0)
+def test_detector_that_cannot_fire_leaves_out_only_its_tables(small_runs):
+    contents, _ = build_report([small_runs["mdm"]], detector="zscore(k=99)", explore=0)
     (sentence,) = [each for each in contents.summary if each.startswith("Not measured")]
-    assert sentence.startswith("Not measured for **twin:mdm**: anchors, ")
+    assert sentence.startswith("Not measured for **small-mdm**: anchors, ")
     assert "because zscore(k=99) cannot fire on " in sentence
     assert find_section(contents, "floating").charts
     table = find_section(contents, "absorption").charts[-1]
@@ -377,11 +369,11 @@ def test_control_without_all_samples_is_left_out_and_named(tmp_path, runs):
     assert any(sentence.startswith("Left out: untrained-0 and untrained-1") for sentence in contents.summary)
 
 
-def test_controls_are_measured_on_the_samples_of_the_model(tmp_path, runs):
-    shutil.copytree(runs["mdm"], tmp_path / "half")
+def test_controls_are_measured_on_the_samples_of_the_model(tmp_path, small_runs):
+    shutil.copytree(small_runs["mdm"], tmp_path / "half")
     (tmp_path / "half" / "samples" / "reading-5-1.safetensors").unlink()
     _, (run,) = build_report([tmp_path / "half"], explore=0)
-    assert [set(table["sample"]) for table in run.control_tables("floating")] == [{"reading-5-0", "reading-5-2"}] * 2
+    assert [set(table["sample"]) for table in run.control_tables("floating")] == [{"reading-5-0", "reading-5-2"}]
 
 
 @pytest.mark.parametrize("layers", [1, 2])
@@ -395,6 +387,7 @@ def test_one_sample_of_a_shallow_model_has_numbers_without_intervals(tmp_path, l
     assert not any(re.search(r"\[[\d.−]+, [\d.−]+\]", sentence) for sentence in contents.summary)
 
 
+@pytest.mark.slow
 def test_two_runs_of_one_model_are_labelled_by_folder(tmp_path, small_runs):
     shutil.copytree(small_runs["mdm"], tmp_path / "again")
     _, report_runs = build_report([small_runs["mdm"], tmp_path / "again"], explore=0)
@@ -413,7 +406,7 @@ def test_report_writes_the_page_the_tables_and_the_figures(small_runs, tmp_path)
         explore=0,
         on_progress=lambda done, total: counts.append((done, total)),
     )
-    assert counts == [(done, 4) for done in range(1, 5)]  # a run and its control, 2 samples each
+    assert counts == [(done, 6) for done in range(1, 7)]  # a run and its control, 3 samples each
     assert files.page == out
     assert 't/absorption.csv"' in out.read_text()
     assert all(path.stat().st_size for path in (*files.tables, *files.figures))
@@ -430,9 +423,9 @@ def test_report_writes_the_page_the_tables_and_the_figures(small_runs, tmp_path)
         ({"commits": "some"}, "unknown commits to count 'some'"),
     ],
 )
-def test_wrong_arguments_are_refused(runs, arguments, message):
+def test_wrong_arguments_are_refused(small_runs, arguments, message):
     with pytest.raises(fs.UserError, match=message):
-        report([runs["mdm"]], **arguments)
+        report([small_runs["mdm"]], **arguments)
 
 
 def run_command(*words: object):
@@ -464,9 +457,9 @@ def test_command_prints_json_or_the_summary(small_runs, tmp_path):
         (["{mdm}", "--figure-format", "bmp", "--figures", "f"], "unknown figure format 'bmp'"),
     ],
 )
-def test_mistakes_are_one_sentence(runs, tmp_path, monkeypatch, words, message):
+def test_mistakes_are_one_sentence(small_runs, tmp_path, monkeypatch, words, message):
     monkeypatch.chdir(tmp_path)
-    result = run_command(*(word.format(mdm=runs["mdm"]) for word in words))
+    result = run_command(*(word.format(mdm=small_runs["mdm"]) for word in words))
     assert result.exit_code == 2, result.output
     assert result.stderr.startswith("floatscope: ")
     assert message in result.stderr
