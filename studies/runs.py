@@ -1,4 +1,5 @@
-"""Runs that the studies are made of; a folder that is finished is not run again.
+"""Runs that the studies are made of; a folder that is finished is not run again, and one that another process writes is
+left to it, so that several processes can share the work.
 
 evaluate_once(model, samples, Path("runs/nq-gold/arm"), passages="gold", new_tokens=16)
 stress_once(model, samples, Path("runs/position/arm"), "position", {"documents": 5}, new_tokens=16)
@@ -8,6 +9,7 @@ study_once("sinks", model, samples, Path("runs/sinks/arm"), {"draws": 1}, {"new_
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,10 @@ import floatscope as fs
 from floatscope.analysis.experiments import EXPERIMENT_FILE, read_experiment
 from floatscope.analysis.stress_tests import STRESS_FILE, read_stress
 from floatscope.analysis.studies import STUDIES
+from floatscope.files.locks import LockedError
 from floatscope.pipelines.evaluate import plan_evaluation
 from floatscope.pipelines.intervene import plan_intervention
-from floatscope.pipelines.job import BatchDone, Event, Note, run_job
+from floatscope.pipelines.job import BatchDone, Event, Job, Note, run_job
 from floatscope.pipelines.stress import plan_stress
 from floatscope.pipelines.studies import StudyInput, plan_study
 from floatscope.tasks.sample import Sample
@@ -27,7 +30,7 @@ from floatscope.traces.run_record import FINISHED, RECORD_FILE, read_record
 def evaluate_once(model: fs.Model, samples: Sequence[Sample], out: Path, **settings: Any) -> Path:
     """Answer the samples into `out`."""
     if not is_finished(out):
-        run_job(plan_evaluation(model, samples, out, **settings), print_event)
+        run_unlocked(plan_evaluation(model, samples, out, **settings))
     return out
 
 
@@ -36,7 +39,7 @@ def stress_once(
 ) -> Path:
     """Run a stress sweep into `out`."""
     if not is_sweep_finished(out):
-        run_job(plan_stress(model, samples, out, kind, options=options, **settings), print_event)
+        run_unlocked(plan_stress(model, samples, out, kind, options=options, **settings))
     return out
 
 
@@ -52,12 +55,23 @@ def study_once(
     """Run a named study into `out`; `one_subset` uses the samples as they are instead of the study's own subsets."""
     if not is_study_finished(out):
         planned = plan_study(name, StudyInput(model, tuple(samples), out, 0, settings), **options)
-        study, subsets = STUDIES[name], {"": list(samples)} if one_subset else planned.subsets
+        study, subsets, conditions = STUDIES[name], planned.subsets, planned.conditions
+        if one_subset:
+            subsets, conditions = {"": list(samples)}, [replace(each, subset="") for each in conditions]
         job = plan_intervention(
-            model, subsets, out, planned.conditions, title=study.title, nll_only=study.nll_only, seed=0, **settings
+            model, subsets, out, conditions, title=study.title, nll_only=study.nll_only, seed=0, **settings
         )
-        run_job(job, print_event)
+        run_unlocked(job)
     return out
+
+
+def run_unlocked(job: Job) -> None:
+    """Run the parts of a job that no other process is writing."""
+    for part in job.parts:
+        try:
+            run_job(replace(job, parts=[part]), print_event)
+        except LockedError as error:
+            print(error, flush=True)
 
 
 def print_event(event: Event) -> None:

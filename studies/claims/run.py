@@ -5,19 +5,22 @@
     python studies/claims/run.py twins --limit 8                             # a quick look
     python studies/claims/page.py                                            # docs/claims.md, from the folders alone
 
-A folder that is finished is not run again, so an interrupted run resumes. Traces are analysed where they are made, and
-only the tables are stored.
+A folder that is finished is not run again, so an interrupted run resumes. Several processes with the same command share
+the work: each takes folders that no other is writing, in an order of its own. Traces are analysed where they are made,
+and only the tables are stored.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 sys.path.append(str(Path(__file__).parent.parent))
@@ -33,7 +36,7 @@ from floatscope.errors import UserError
 PASSAGES: dict[str, int | str] = {"closed": 0, "gold": "gold", "five": "all"}
 STUDIES: dict[str, dict[str, Any]] = {
     "sinks": {"counts": (1, 5, 10)},
-    "pin": {"counts": 5},
+    "pin": {"counts": 5, "types": "none"},
     "heads": {"counts": (2, 4)},
 }
 PROMPTS: dict[str, dict[str, Any]] = {
@@ -71,11 +74,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     shared = {"batch_size": args.batch} if args.batch else {}
     for role in args.role or setup.models:
         model = fs.load(setup.models[role], dtype=args.dtype)
-        for part in args.part:
-            began = time.monotonic()
-            for folder, fill in PARTS[part](setup, model, role, out, shared):
-                _run_timed(folder, fill)
-            print(f"{role} {part}: {time.monotonic() - began:.1f} s", flush=True)
+        began = time.monotonic()
+        tasks = [task for part in args.part for task in PARTS[part](setup, model, role, out, shared)]
+        for folder, fill in Random(os.getpid()).sample(tasks, len(tasks)):
+            _run_timed(folder, fill)
+        print(f"{role}: {time.monotonic() - began:.1f} s", flush=True)
 
 
 def score_tasks(setup: Setup, model: fs.Model, role: str, out: Path, shared: dict[str, Any]) -> Iterator[Task]:

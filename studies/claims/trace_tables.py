@@ -18,11 +18,12 @@ from runs import print_event
 
 import floatscope as fs
 from floatscope.analysis.claims.measures import UNTRAINED
+from floatscope.files.locks import acquire_lock
 from floatscope.pipelines.job import run_job
 from floatscope.pipelines.trace import plan_trace
 from floatscope.tasks.sample import Sample
 from floatscope.tasks.template import load_template
-from floatscope.traces.run import control_path
+from floatscope.traces.run import LOCK_FILE, control_path
 from floatscope.traces.run_record import RECORD_FILE
 
 SEEDS = (0, 1, 2)
@@ -48,10 +49,10 @@ def build_trace_tables(
     **settings: Any,
 ) -> Path:
     """Trace the samples and the untrained controls, and write their tables to `out`, unless they are there."""
-    if (out / RECORD_FILE).exists():
-        return out
     out.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory() as folder:
+    with acquire_lock(out / LOCK_FILE), TemporaryDirectory() as folder:
+        if (out / RECORD_FILE).exists():
+            return out
         run, watch = Path(folder), fs.Watch(fields=FIELDS)
         build_prompt = load_template(template).prompt
         job = plan_trace(model, samples, run, watch=watch, controls=SEEDS, build_prompt=build_prompt, **settings)

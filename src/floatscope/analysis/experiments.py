@@ -101,10 +101,14 @@ def effects(paths: Sequence[Path]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def mass_controls(record: Mapping[str, Any], condition: str, subset: str = "") -> list[str]:
-    """Return the names of the controls of a condition that move as much attention, from `read_experiment`."""
+def matched_controls(record: Mapping[str, Any], condition: str, subset: str = "") -> list[str]:
+    """Return the names of the controls of a condition that move as much attention, from `read_experiment`.
+
+    Where there are none, as for heads, these are its other controls.
+    """
     controls = [c for c in record["conditions"] if c["control_of"] == condition and c["subset"] == subset]
-    return [control["name"] for control in controls if _control_kind(control) == MASS]
+    by_mass = [control["name"] for control in controls if _control_kind(control) == MASS]
+    return by_mass or [control["name"] for control in controls]
 
 
 def _read_predictions(path: Path) -> pd.DataFrame:

@@ -17,6 +17,10 @@ from filelock import FileLock, Timeout
 from floatscope.errors import UserError
 
 
+class LockedError(UserError):
+    """Another process holds the lock."""
+
+
 class Lock:
     """A lock that is held until it is closed."""
 
@@ -38,7 +42,7 @@ class Lock:
 def acquire_lock(path: Path, *, wait: bool = False, remedy: str = "wait for it, or stop it") -> Lock:
     """Lock the file at `path` and write this process's id into it.
 
-    If another process holds the lock, raise a `UserError` that names it and ends with `remedy`, or wait. An OSError
+    If another process holds the lock, raise a `LockedError` that names it and ends with `remedy`, or wait. An OSError
     means that the file cannot be written, is a symbolic link, or that the disk has no locks (some network disks).
     """
     path.parent.stat()  # the library would create it
@@ -47,7 +51,7 @@ def acquire_lock(path: Path, *, wait: bool = False, remedy: str = "wait for it, 
         held.acquire(timeout=-1 if wait else 0)
     except Timeout as error:
         owner = path.read_text().strip()
-        raise UserError(f"{path.parent} is being written by process {owner}: {remedy}") from error
+        raise LockedError(f"{path.parent} is being written by process {owner}: {remedy}") from error
     lock = Lock(held)
     try:
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW), "w") as file:

@@ -22,7 +22,7 @@ import pandas as pd
 
 from floatscope.analysis.claims.attention_measures import MEASURES
 from floatscope.analysis.evaluations import open_predictions
-from floatscope.analysis.experiments import mass_controls, read_experiment
+from floatscope.analysis.experiments import matched_controls, read_experiment
 from floatscope.errors import UserError
 from floatscope.traces.run_record import FINISHED, RECORD_FILE, read_record
 
@@ -113,7 +113,7 @@ class ScoreSpread:
 
 @dataclass(frozen=True)
 class EditCost:
-    """What an edit costs beyond its mass-matched controls: points of `acc` lost, or nats of `nll` added."""
+    """What an edit costs beyond its matched controls: points of `acc` lost, or nats of `nll` added."""
 
     study: str
     condition: str
@@ -124,9 +124,9 @@ class EditCost:
     def read(self, folder: Path, role: str) -> pd.DataFrame:
         """Return the measured number under the edit and the mean of its controls, a row per sample."""
         experiment = folder / "studies" / self.study / role
-        controls = mass_controls(read_experiment(experiment), self.condition)
+        controls = matched_controls(read_experiment(experiment), self.condition)
         if not controls:
-            raise UserError(f"{experiment} has no condition '{self.condition}' with mass-matched controls")
+            raise UserError(f"{experiment} has no condition '{self.condition}' with controls")
         edited, *others = (
             _read_finished(experiment / name).set_index("sample")[self.measured] for name in (self.condition, *controls)
         )

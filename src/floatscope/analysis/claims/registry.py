@@ -18,12 +18,14 @@ from floatscope.analysis.claims.attention_claims import ATTENTION_CLAIMS
 from floatscope.analysis.claims.claim import Claim
 from floatscope.analysis.claims.score_claims import EDIT_CLAIMS, SCORE_CLAIMS
 
-VERSION = 1
+VERSION = 2
 CHANGES = {
     1: "The first registry. It replaces the tests of docs/pair.md (41 tests, one pair) and docs/results.md (7 tests,"
     " twins) of 0.7 and before: floating is attention moved and not only the change of the leading key; reading, order"
     " and floating use the commits of the answer; edits are compared with controls of the same dose; intervals are BCa;"
     " verdicts use Holm's correction.",
+    2: "`retrieval-heads-zeroed` is compared with zeroing other heads of the same layers. Version 1 looked for a"
+    " control that moves as much attention, which heads do not have, so it had no result.",
 }
 """Version → what changed, and what the old test had said."""
 

@@ -74,12 +74,23 @@ SCORE_CLAIMS = [
 ]  # fmt: skip
 
 
+SAME_DOSE = "random keys of the same dose"
+
+
 def _cost(
-    id: str, statement: str, source: str, what: str, study: str, condition: str, value: str, comparison: str
+    id: str,
+    statement: str,
+    source: str,
+    what: str,
+    study: str,
+    condition: str,
+    value: str,
+    comparison: str,
+    control: str = SAME_DOSE,
 ) -> Claim:
     measure = EditCost(study, condition, value)
     margin, scale, unit = (POINTS, 100.0, "points lost") if value == "acc" else (NATS, 1.0, "nats per token")
-    statistic = f"{unit}, {what}, beyond random keys of the same dose"
+    statistic = f"{unit}, {what}, beyond {control}"
     return Claim(f"{id}-{value}", statement, source, statistic, measure, comparison, margin, scale, unit)
 
 
@@ -103,5 +114,5 @@ EDIT_CLAIMS = [
         for value in ("nll", "acc")
     ),
     _cost("retrieval-heads-zeroed", "MDMs depend less on their retrieval heads", AF,
-          "the four strongest zeroed, beyond other heads of their layers", "heads", "heads-4", "nll", ARM_MDM),
+          "the four strongest zeroed", "heads", "heads-4", "nll", ARM_MDM, "as many other heads of their layers"),
 ]  # fmt: skip
