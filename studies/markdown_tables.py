@@ -17,6 +17,7 @@ from floatscope.analysis.stress_tests import position_gap, stress_curve
 
 VALUES = {"acc": ("acc", 100.0, 1), "nll": ("NLL", 1.0, 2), "moved": ("moved, %", 100.0, 2)}
 """Column of the effects → title, scale, digits."""
+DOSES = {"dose": "dose, %", "dose_control": "dose of the control, %"}
 
 
 def markdown_table(rows: Sequence[Sequence[str]]) -> str:
@@ -53,10 +54,13 @@ def effect_table(table: pd.DataFrame) -> str:
     edited = table[(table["control_of"] == "")]
     names = [name for name in VALUES if name in table]
     has_subsets = table["subset"].nunique() > 1
-    header = ["model", *(["subset"] if has_subsets else []), "condition", *(VALUES[name][0] for name in names)]
+    doses = [name for name in ("dose", "dose_control") if name in table and table[name].notna().any()]
+    header = ["model", *(["subset"] if has_subsets else []), "condition"]
+    header += [*(DOSES[name] for name in doses), *(VALUES[name][0] for name in names)]
     lines = [[*header, *(f"effect, {VALUES[name][0]}" for name in names)]]
     for _, row in edited.iterrows():
         cells = [row["model"], *([row["subset"]] if has_subsets else []), row["condition"]]
+        cells += [_format_dose(row[name]) for name in doses]
         cells += [_format_mean(row, name) for name in names]
         lines.append([*cells, *(_format_interval(row, f"{name}_effect", name) for name in names)])
     return markdown_table(lines)
@@ -69,6 +73,10 @@ def head_table(table: pd.DataFrame) -> str:
         for _, row in rows.sort_values("nll_change", ascending=False).head(5).iterrows():
             lines.append([str(model), row["condition"], _format_interval(row, "nll_change", "nll")])
     return markdown_table(lines)
+
+
+def _format_dose(value: float) -> str:
+    return "–" if value != value else f"{100 * value:.1f}"
 
 
 def _format_mean(row: pd.Series, name: str) -> str:

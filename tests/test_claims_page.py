@@ -42,7 +42,7 @@ def test_the_page_has_a_row_per_claim_and_the_digest(studies, tmp_path):
     for seed, (role, moved) in enumerate((("arm", 0.1), ("mdm", 0.3), ("mdm-adapted", 0.05))):
         write_floating(tmp_path / "twins" / "traces" / role, moved, seed)
         write_floating(tmp_path / "twins" / "traces" / role / "untrained-0", 0.01, seed + 10)
-    page.main(["--out", str(tmp_path), "--page", str(tmp_path / "claims.md")])
+    page.main(["--out", str(tmp_path), "--results", str(tmp_path / "results"), "--page", str(tmp_path / "claims.md")])
     text = (tmp_path / "claims.md").read_text()
     assert registry_digest() in text
     table = text[text.index("## Every claim") : text.index("## 7M twins: mdm − arm")]
@@ -54,6 +54,48 @@ def test_the_page_has_a_row_per_claim_and_the_digest(studies, tmp_path):
     assert (cells[6], cells[8]) == ("**supported**", "**contradicted**")
     assert "not measured" in text
     assert "SmolLM2 pair: MDM − ARM: all values" not in text
+
+
+def test_the_page_of_stored_results_is_that_of_the_folders(studies, tmp_path):
+    import page
+
+    for seed, (role, moved) in enumerate((("arm", 0.1), ("mdm", 0.3), ("mdm-adapted", 0.05))):
+        write_floating(tmp_path / "runs" / "twins" / "traces" / role, moved, seed)
+        write_floating(tmp_path / "runs" / "twins" / "traces" / role / "untrained-0", 0.01, seed + 10)
+    pages = []
+    for runs in ("runs", "none"):
+        out = tmp_path / f"{runs}.md"
+        page.main(["--out", str(tmp_path / runs), "--results", str(tmp_path / "results"), "--page", str(out)])
+        pages.append(out.read_text())
+    assert pages[0] == pages[1]
+    assert "**supported**" in pages[0]
+
+
+def test_the_page_is_that_of_the_stored_results(studies, tmp_path):
+    import page
+
+    page.main(["--out", str(tmp_path), "--page", str(tmp_path / "claims.md")])
+    assert (tmp_path / "claims.md").read_text() == page.PAGE.read_text()
+
+
+def test_processes_share_a_job(studies, tmp_path, capsys):
+    import runs
+
+    import floatscope as fs
+    from floatscope.files.locks import acquire_lock
+    from floatscope.traces.run import LOCK_FILE
+
+    model, samples = fs.load("twin:arm"), fs.read_samples("twin:reading-1", limit=2)
+    options = {"transforms": "typos", "levels": (0, 0.1)}
+    busy = tmp_path / "dirty" / "typos-0"
+    busy.mkdir(parents=True)
+    with acquire_lock(busy / LOCK_FILE):
+        runs.stress_once(model, samples, tmp_path / "dirty", "dirty", options, new_tokens=2)
+    assert "is being written" in capsys.readouterr().out
+    assert runs.is_finished(tmp_path / "dirty" / "typos-0.1")
+    assert not runs.is_sweep_finished(tmp_path / "dirty")
+    runs.stress_once(model, samples, tmp_path / "dirty", "dirty", options, new_tokens=2)
+    assert runs.is_sweep_finished(tmp_path / "dirty")
 
 
 def test_variance_is_attributed_to_the_factor_that_causes_it(studies):

@@ -1,6 +1,8 @@
 """docs/claims.md from the folders of `run.py`; no model is loaded, and a claim without runs is listed as not measured.
 
 python studies/claims/page.py --out runs/claims --page docs/claims.md
+
+The results of a comparison whose folder is there are stored in results/ first; the page is written from those files.
 """
 
 from __future__ import annotations
@@ -13,26 +15,22 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent.parent))
 
-from details import write_details
 from earlier_verdicts import write_changed_verdicts
 from markdown_tables import markdown_table
-from prompt_variance import write_prompt_variance
-from runs import describe_machines
+from stored_results import RESULTS, Comparison, read_comparison, store_comparison
 
-import floatscope as fs
-from floatscope.analysis.claims import CLAIMS, ClaimResult, judge_folder, registry_line
+from floatscope.analysis.claims import CLAIMS, ClaimResult, registry_digest, registry_line
 from floatscope.analysis.claims.registry import CHANGES
 from floatscope.analysis.claims.results import ALL_THREE
 from floatscope.analysis.claims.verdicts import SMALLER, VERDICTS, verdict_word
 from floatscope.reports.claim_tables import format_digits, format_tested
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "claims.md"
-COLUMNS = {
-    "7M twins: mdm − arm": ("twins", "arm", "mdm"),
-    "7M twins: mdm-adapted − arm": ("twins", "arm", "mdm-adapted"),
-    "SmolLM2 pair: MDM − ARM": ("smollm2", "arm", "mdm"),
+COMPARISONS = {
+    "twins": {"7M twins: mdm − arm": ("arm", "mdm"), "7M twins: mdm-adapted − arm": ("arm", "mdm-adapted")},
+    "smollm2": {"SmolLM2 pair: MDM − ARM": ("arm", "mdm")},
 }
-"""Column → folder of the comparison, roles of the ARM and the MDM."""
+"""Folder of a comparison → its columns, each with the roles of the ARM and the MDM."""
 Results = Mapping[str, Sequence[ClaimResult]]
 """Column → the results of all claims, in the order of the registry."""
 
@@ -41,25 +39,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/claims"))
+    parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--page", type=Path, default=PAGE)
     args = parser.parse_args(arguments)
-    folders = {column: args.out / folder for column, (folder, _, _) in COLUMNS.items()}
-    results = {
-        column: judge_folder(folders[column], arm, mdm)
-        for column, (_, arm, mdm) in COLUMNS.items()
-        if folders[column].exists()
-    }
+    for name, columns in COMPARISONS.items():
+        if (args.out / name).exists():
+            store_comparison(args.out / name, columns, args.results / f"{name}.json")
+    files = {name: args.results / f"{name}.json" for name in COMPARISONS}
+    comparisons = {name: read_comparison(file) for name, file in files.items() if file.exists()}
+    results = {column: tested for comparison in comparisons.values() for column, tested in comparison.columns.items()}
     parts = [
         INTRODUCTION.format(registry=registry_line()),
         *write_summary(results),
         "## Every claim\n",
         write_verdicts(results),
         *write_changed_verdicts(results),
-        *write_prompt_variance(args.out / "smollm2"),
         *write_comparisons(results),
-        *(part for folder in dict.fromkeys(folders.values()) if folder.exists() for part in write_details(folder)),
+        *(part for comparison in comparisons.values() for part in comparison.details),
         write_registry_changes(),
-        f"---\n\nfloatscope {fs.__version__}. The runs were made on {describe_machines(args.out)}.\n",
+        "---\n",
+        *(write_origin(name, comparison) for name, comparison in comparisons.items()),
     ]
     args.page.write_text("\n".join(parts))
 
@@ -180,6 +179,13 @@ def write_comparisons(results: Results) -> Iterator[str]:
         yield markdown_table(rows)
         if missing := [result.claim.id for result in tested if result.missing]:
             yield f"Not measured: {', '.join(missing)}.\n"
+
+
+def write_origin(name: str, comparison: Comparison) -> str:
+    """Return where the runs of a comparison were made, and which registry they were judged by."""
+    is_current = comparison.registry == registry_digest()
+    registry = "" if is_current else f" They were judged by the registry with digest {comparison.registry}."
+    return f"The runs of {name} were made on {comparison.machines}.{registry}\n"
 
 
 def write_registry_changes() -> str:

@@ -14,9 +14,10 @@ from floatscope.analysis.claims.measures import AttentionMeasure, EditCost, Scor
 from floatscope.analysis.claims.registry import CHANGES, VERSION, registry_line
 from floatscope.analysis.claims.results import ALL_THREE, COMPARISONS
 from floatscope.analysis.claims.verdicts import CONTRADICTED, NO_EFFECT, SMALLER, SUPPORTED
+from floatscope.analysis.experiments import matched_controls
 from floatscope.analysis.statistics import BootstrapEstimate, bootstrap
 
-DIGESTS = {1: "86ec662b449d"}
+DIGESTS = {1: "86ec662b449d", 2: "9c4dc0689074"}
 """Version of the registry → its digest. A changed test needs a new version and an entry in CHANGES."""
 
 
@@ -139,19 +140,40 @@ def test_the_values_of_scores() -> None:
 def test_scores_at_a_ceiling_or_a_floor_cannot_decide() -> None:
     measure = ScoreChange((), ())
     high, low, middle = (
-        pd.Series({"a": 0.99, "b": 1.0}),
-        pd.Series({"a": 0.01, "b": 0.02}),
-        pd.Series({"a": 0.5, "b": 0.7}),
+        pd.Series({"after": 0.99, "before": 1.0}),
+        pd.Series({"after": 0.01, "before": 0.02}),
+        pd.Series({"after": 0.5, "before": 0.7}),
     )
     assert measure.limit({"arm": high, "mdm": high}).startswith("ceiling")
     assert measure.limit({"arm": high, "mdm": middle}) == ""
     assert measure.limit({"arm": middle, "mdm": low}) == "floor, the MDM is below 5%"
 
 
+def test_gains_of_models_that_reach_the_ceiling_cannot_differ() -> None:
+    gain, full = ScoreChange((), ()), pd.Series({"after": 0.99, "before": 0.03})
+    part = pd.Series({"after": 0.6, "before": 0.03})
+    assert gain.limit({"arm": full, "mdm": full}).startswith("ceiling")
+    assert gain.limit({"arm": full, "mdm": part}) == ""
+    assert gain.limit({"mdm": full}) == ""  # one model alone can gain nearly everything
+    assert ScoreRetained((), ()).limit({"arm": full, "mdm": full}) == ""
+
+
 def test_the_cost_of_an_edit_is_positive_if_it_hurts() -> None:
     means = pd.DataFrame({"edited": [0.2], "control": [0.6]})
     assert EditCost("sinks", "anchors-5", "acc").value(means).tolist() == pytest.approx([0.4])
     assert EditCost("sinks", "anchors-5", "nll").value(means).tolist() == pytest.approx([-0.4])
+
+
+def test_an_edit_is_compared_with_its_dose_matched_controls_if_it_has_any() -> None:
+    def condition(name: str, control_of: str = "", control: str = "") -> dict[str, str]:
+        return {"name": name, "control_of": control_of, "control": control, "subset": ""}
+
+    keys = [condition("a"), condition("a-mass-0", "a", "mass"), condition("a-random-0", "a", "random")]
+    heads = [condition("h"), condition("h-random-0", "h", "random"), condition("h-random-1", "h", "random")]
+    record = {"conditions": [*keys, *heads]}
+    assert matched_controls(record, "a") == ["a-mass-0"]
+    assert matched_controls(record, "h") == ["h-random-0", "h-random-1"]
+    assert matched_controls(record, "none") == []
 
 
 def test_a_folder_without_runs_measures_nothing(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ UNTRAINED = "untrained"
 """The folders of untrained controls are untrained-0, untrained-1, …"""
 CEILING, FLOOR = 0.97, 0.05
 """Scores above or below these have no room to change."""
+AT_CEILING = "ceiling, no room to differ"
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,12 @@ class _Scores:
 @dataclass(frozen=True)
 class ScoreChange(_Scores):
     """The score after a change minus the score before it."""
+
+    def limit(self, means: Mapping[str, pd.Series]) -> str:
+        """Say so, too, if every model compared is at the ceiling after the change: no gain can exceed another then."""
+        if len(means) > 1 and all(scores["after"] > CEILING for scores in means.values()):
+            return AT_CEILING
+        return _find_limit(means)
 
     def value(self, means: pd.DataFrame) -> pd.Series:
         """After − before."""
@@ -201,7 +208,7 @@ def _read_finished(folder: Path) -> pd.DataFrame:
 
 def _find_limit(means: Mapping[str, pd.Series]) -> str:
     if all(scores.min() > CEILING for scores in means.values()):
-        return "ceiling, no room to differ"
+        return AT_CEILING
     for role, scores in means.items():
         if scores.max() < FLOOR:
             return f"floor, the {role.upper()} is below {FLOOR:.0%}"

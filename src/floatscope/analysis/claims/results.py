@@ -37,7 +37,7 @@ COMPARISONS: dict[str, Callable[[Value], pd.Series]] = {
 """What is tested; the claim says that it is above zero."""
 ALL_THREE = (MDM_ARM, MDM_UNTRAINED, TRAINED_DIFFERENCE)
 """The comparisons that are printed for every claim about attention, whichever of them decides."""
-_NOT_MEASURED = BootstrapEstimate(float("nan"), float("nan"), float("nan"), 0, float("nan"))
+NOT_MEASURED = BootstrapEstimate(float("nan"), float("nan"), float("nan"), 0, float("nan"))
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def _try_test(claim: Claim, read: Callable[..., pd.DataFrame], seeds: int) -> Cl
     try:
         return _test(claim, read, seeds)
     except (UserError, KeyError) as error:
-        return ClaimResult(claim, _NOT_MEASURED, {}, missing=str(error))
+        return ClaimResult(claim, NOT_MEASURED, {}, missing=str(error))
 
 
 def _test(claim: Claim, read: Callable[..., pd.DataFrame], seeds: int) -> ClaimResult:

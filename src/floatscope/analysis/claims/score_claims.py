@@ -96,7 +96,7 @@ def _cost(
 
 EDIT_CLAIMS = [
     *(
-        _cost(f"mask-{k}", f"Masking each head's {words} hurts ARMs more", RULLI, f"{k} anchors masked", "sinks",
+        _cost(f"mask-{k}", f"Masking each head's {words} hurts ARMs more", RULLI, f"{words} masked", "sinks",
               f"anchors-{k}", value, ARM_MDM)
         for k, words in ((1, "top key"), (5, "five anchors"), (10, "ten anchors")) for value in ("nll", "acc")
     ),
