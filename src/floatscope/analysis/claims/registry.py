@@ -26,9 +26,10 @@ CHANGES = {
     " verdicts use Holm's correction.",
     2: "`retrieval-heads-zeroed` is compared with zeroing other heads of the same layers; version 1 looked for a"
     " control that moves as much attention, which heads do not have, so it had no result. A gain from passages is"
-    " inconclusive if both models are at the ceiling with them. That rule was added after the twins had been run: without it, the"
-    " verdicts on their gains were `no effect larger than the margin` and `contradicted`, although they answer 97 to"
-    " 100 % of the questions with the gold passage and no model can gain more than the other, nor 1.5 times as much.",
+    " inconclusive if both models are at the ceiling with them. That rule was added after the twins had been run:"
+    " without it, the verdicts on their gains were `no effect larger than the margin` and `contradicted`, although"
+    " they answer 97 to 100 % of the questions with the gold passage and no model can gain more than the other,"
+    " nor 1.5 times as much.",
 }
 """Version → what changed, and what the old test had said."""
 
