@@ -3,6 +3,7 @@
     model = load("GSAI-ML/LLaDA-8B-Instruct")          # a hub id; or a folder, a .gguf file, twin:NAME, smollm2:NAME
     model = load("folder", device="cuda", dtype="bf16")
     model = load("gpt2-diffusion", mask_id=50257)      # a causal model that was trained to denoise
+    model = load("Qwen3-bd3lm", block_size=32)         # a model that attends block-causally; most configs say so
     model = load("base.gguf+sibling")                  # a base with an adapter that `floatscope adapt` wrote
 
 Everything is checked before the weights are read. Weights go tensor by tensor from the file to the device, in the
@@ -58,6 +59,7 @@ def load(
     dtype: str | torch.dtype | None = None,
     mask_id: int | None = None,
     shift: bool | None = None,
+    block_size: int | None = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> Model:
@@ -70,6 +72,8 @@ def load(
         dtype: such as "bf16" or torch.float32. Default: float32 on a CPU, otherwise the checkpoint's own.
         mask_id: the id of the mask token, if the files do not say it or are wrong. It makes any model an MDM.
         shift: whether the logits at row p predict position p + 1 instead of p; overrides the architecture's default.
+        block_size: the size of the blocks of a model that attends block-causally, if the files do not say it or are
+            wrong. It makes any MDM block-causal.
         revision: a branch, tag or commit on the hub.
         trust_remote_code: run the checkpoint's own code if no row of the architecture table opens it.
 
@@ -84,13 +88,14 @@ def load(
         model.spec.paradigm, model.spec.mask_id  # ('mdm', 4095)
     """
     target, chosen_dtype = resolve_device(device), resolve_dtype(dtype)
-    overrides: dict[str, Any] = {"mask_id": mask_id, "shift": shift}
+    overrides: dict[str, Any] = {"mask_id": mask_id, "shift": shift, "block_size": block_size}
     with explain_read_errors(name):
         base, adapter = split_adapter(name)
         if adapter is not None:
-            if mask_id is not None or shift is not None:
+            if any(value is not None for value in overrides.values()):
                 raise UserError(
-                    f"the adapter of {printable(name)} sets the mask token and the shift; leave out mask_id= and shift="
+                    f"the adapter of {printable(name)} sets the mask token and the shift, and has no blocks; leave out"
+                    " mask_id=, shift= and block_size="
                 )
             options = {"device": device, "dtype": dtype, "revision": revision, "trust_remote_code": trust_remote_code}
             model = _load_adapted(base, adapter, target, options)
