@@ -400,7 +400,6 @@ class CountedSlice:
 
 @pytest.mark.parametrize("architecture", MIXTURES)
 def test_no_more_than_the_experts_of_one_layer_are_held_while_a_mixture_is_read(tmp_path, monkeypatch, architecture):
-    monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")  # threads read ahead, and the next test measures them
     folder, live = write_tiny(tmp_path / "m", architecture, layers=4), LiveBytes()
     opened = Checkpoint.open_tensors
     monkeypatch.setattr(Checkpoint, "open_tensors", lambda self: live.count_tensors(opened(self)))

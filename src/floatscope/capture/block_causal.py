@@ -20,7 +20,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from floatscope.capture.visibility import Rule, Visibility
-from floatscope.compat import attention_name, has_attention_name, mask_kind, uses_attention_interface
+from floatscope.compat import (
+    attention_name,
+    has_attention_name,
+    mask_kind,
+    sdpa_attention_function,
+    uses_attention_interface,
+)
 from floatscope.errors import UserError
 
 NAME_PATTERN = re.compile(r"(?:\w+_)?block_causal_(\d+)")
@@ -34,7 +40,6 @@ def block_causal_name(size: int) -> str:
 def use_block_causal(module: nn.Module, size: int) -> None:
     """Give a transformers module block-causal attention, for every forward from now on."""
     from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     if not uses_attention_interface(module):
         raise UserError(
@@ -42,7 +47,7 @@ def use_block_causal(module: nn.Module, size: int) -> None:
             f" {size}; leave out block_size="
         )
     name = block_causal_name(size)
-    AttentionInterface.register(name, sdpa_attention_forward)
+    AttentionInterface.register(name, sdpa_attention_function())
     AttentionMaskInterface.register(name, partial(_expand_mask, size))
     module.set_attn_implementation(name)  # type: ignore[operator]
 

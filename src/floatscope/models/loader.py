@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
+from floatscope.compat import read_in_order
 from floatscope.errors import UserError, explain_read_errors, name_in_errors, printable, summarize_error
 from floatscope.files.digests import fingerprint
 from floatscope.models import gguf, remote_code
@@ -218,15 +220,16 @@ def _load_weights(prepared: PreparedCheckpoint, device: Device, dtype: torch.dty
                 for k, t in tensors.items()
                 if not re.fullmatch(architecture.ignored_keys, k)
             }
-            module, info = type(empty_module).from_pretrained(
-                None,
-                config=empty_module.config,
-                state_dict=state_dict,
-                dtype=dtype,
-                device_map=device if isinstance(device, str) else {"": device},
-                attn_implementation=empty_module.config._attn_implementation,  # transformers' choice, not the file's
-                output_loading_info=True,
-            )
+            with read_in_order() if architecture.has_experts else nullcontext():
+                module, info = type(empty_module).from_pretrained(
+                    None,
+                    config=empty_module.config,
+                    state_dict=state_dict,
+                    dtype=dtype,
+                    device_map=device if isinstance(device, str) else {"": device},
+                    attn_implementation=empty_module.config._attn_implementation,  # transformers' choice, not a file's
+                    output_loading_info=True,
+                )
             check_keys(info["missing_keys"], info["unexpected_keys"])
             for key, stored, needed in info["mismatched_keys"]:
                 raise UserError(f"its tensor {key} is {tuple(stored)}, but its config.json needs {tuple(needed)}")

@@ -139,9 +139,18 @@ def build_config(architecture: Architecture, class_name: str, config: dict[str, 
 
 
 def _network_settings(config: dict[str, Any]) -> dict[str, Any]:
-    """Drop ignored settings, at every depth."""
-    settings = {k: v for k, v in config.items() if k not in IGNORED_SETTINGS}
-    return {k: _network_settings(v) if isinstance(v, dict) else v for k, v in settings.items()}
+    """Drop ignored settings, and decode infinite ones, at every depth."""
+    return {k: _decode_setting(v) for k, v in config.items() if k not in IGNORED_SETTINGS}
+
+
+def _decode_setting(value: Any) -> Any:
+    """JSON has no infinity: transformers writes it as an object (Mamba2's `time_step_limit`)."""
+    if isinstance(value, list):
+        return [_decode_setting(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    is_infinite = value.keys() == {"__float__"} and value["__float__"] in ("Infinity", "-Infinity")
+    return float(value["__float__"]) if is_infinite else _network_settings(value)
 
 
 def _check_config(config: Any) -> None:

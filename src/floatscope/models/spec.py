@@ -136,8 +136,8 @@ def infer_spec(
         architecture=architecture.name,
         bos_id=_first(bos),
         eos_id=_first(eos),
-        eot_id=None if eot in eos else eot,
-        other_eos_ids=tuple(eos[1:]),
+        eot_id=None if eot == _first(eos) else eot,
+        other_eos_ids=tuple(i for i in eos[1:] if i != eot),
         pad_id=_first(pad),
         context=architecture.context
         or (positions - first if isinstance(positions, int) and positions > first else None),
