@@ -293,6 +293,17 @@ def test_experts_are_stored_one_by_one_and_stacked_in_order(tmp_path, architectu
         assert torch.equal(experts.down_proj[expert], down)
 
 
+@pytest.mark.parametrize("architecture", EVERY)
+def test_a_module_that_is_written_is_read_back(tmp_path, architecture):
+    model = fs.load(write_tiny(tmp_path / "m", architecture), device="cpu")
+    extra = {"mask_token_id": model.spec.mask_id}
+    folder = fs.write_checkpoint(tmp_path / "copy", fs.untrained(model).module, architecture, extra_config=extra)
+    again, ids = fs.load(folder, device="cpu", mask_id=model.spec.mask_id), random_ids(9)
+    assert again.spec.block_size == model.spec.block_size
+    with torch.no_grad():
+        assert torch.equal(again.module(ids).logits, fs.untrained(model).module(ids).logits)
+
+
 def test_the_fused_projection_of_llada2_is_split_by_rows(tmp_path):
     folder = write_tiny(tmp_path / "m", "llada2")
     fused = read_weights(folder)["model.layers.0.attention.query_key_value.weight"]
