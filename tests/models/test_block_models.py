@@ -170,7 +170,8 @@ def test_the_spec_of_a_block_model(tmp_path, architecture):
     assert spec.eos_id in spec.stop_ids
     assert model.metadata["block_size"] == size
     assert f"in blocks of {size}" in repr(model)
-    assert describe(folder).spec.block_size == size
+    description = describe(folder)
+    assert (description.spec.block_size, description.samplers, description.capture_obstacle) == (size, (), None)
 
 
 def test_visibility_of_other_models(tmp_path):

@@ -79,7 +79,7 @@ def _describe_adapted(name: str | Path, base: Description, base_path: Path, fold
         base,
         spec=replace(spec, name=str(name)) if is_base_name(name) else spec,
         tokens={**base.tokens, "mask": adapter.mask_token},
-        samplers=_samplers(spec.paradigm),
+        samplers=_samplers(spec),
         warnings=(*base.warnings, note),
     )
 
@@ -135,7 +135,7 @@ def _build_description(
         vocab_size=module.get_input_embeddings().num_embeddings,
         tokens=_token_names(spec, tokenizer),
         has_chat_template=tokenizer is not None and tokenizer.has_chat_template,
-        samplers=_samplers(spec.paradigm),
+        samplers=_samplers(spec),
         capture_obstacle=_capture_obstacle(module),
         warnings=_warnings(architecture, spec, tokenizer, has_published_size),
     )
@@ -151,10 +151,12 @@ def _token_names(spec: ModelSpec, tokenizer: ModelTokenizer | None) -> dict[str,
     return {} if tokenizer is None else {role: tokenizer.id_to_token(getattr(spec, f"{role}_id")) for role in roles}
 
 
-def _samplers(paradigm: Paradigm) -> tuple[str, ...]:
+def _samplers(spec: ModelSpec) -> tuple[str, ...]:
     from floatscope.sampling.samplers import SAMPLERS
 
-    return ("ar",) if paradigm is Paradigm.ARM else tuple(name for name in SAMPLERS if name != "ar")
+    if spec.block_size is not None:  # decoding refuses it
+        return ()
+    return ("ar",) if spec.paradigm is Paradigm.ARM else tuple(name for name in SAMPLERS if name != "ar")
 
 
 def _capture_obstacle(module: Any) -> str | None:
