@@ -9,8 +9,9 @@ version is tested by running the suite on it and widening `TESTED`; nothing here
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Literal
@@ -38,6 +39,8 @@ PRIVATE_APIS = {
         "_attn_implementation_internal",
         "bidirectional_mask_function",
         "causal_mask_function",
+        "sdpa_attention_forward",
+        "HF_DEACTIVATE_ASYNC_LOAD",
     ),
 }
 """What this module uses of each library."""
@@ -160,6 +163,31 @@ def attention_name(config: Any) -> Any:
 def set_attention_name(config: Any, name: Any) -> None:
     """Set what `attention_name` returns, without the checks and messages of `set_attn_implementation`."""
     config._attn_implementation_internal = name
+
+
+def sdpa_attention_function() -> Callable[..., Any]:
+    """`sdpa_attention_forward`: the attention function that transformers registers as "sdpa" (5.17 to 5.23)."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    function: Callable[..., Any] = sdpa_attention_forward
+    return function
+
+
+@contextmanager
+def read_in_order() -> Iterator[None]:
+    """`HF_DEACTIVATE_ASYNC_LOAD`: read weights when they are placed, not ahead in threads (transformers 5.17 to 5.23).
+
+    Threads read every expert of a mixture before the first are stacked, which takes the memory of the model twice.
+    """
+    before = os.environ.get("HF_DEACTIVATE_ASYNC_LOAD")
+    os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["HF_DEACTIVATE_ASYNC_LOAD"]
+        else:
+            os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = before
 
 
 def mask_kind(mask_function: Callable[..., Any] | None) -> Literal["causal", "full"] | None:

@@ -82,11 +82,24 @@ class MaskStructure:
     size: int = 0
 
     @property
+    def label(self) -> str:
+        """The mask in words."""
+        return MASK_LABELS[self.kind].format(size=self.size)
+
+    @property
     def is_known(self) -> bool:
         """Whether kind and size say which keys a row sees."""
         return self.kind not in (MaskKind.RULE, MaskKind.MASK)
 
 
+MASK_LABELS = {
+    MaskKind.FULL: "to all positions",
+    MaskKind.CAUSAL: "to positions up to its own",
+    MaskKind.WINDOW: "to the last {size} positions up to its own",
+    MaskKind.BLOCK: "to positions up to the end of its block of {size}",
+    MaskKind.RULE: "by a rule of the model",
+    MaskKind.MASK: "by a mask of the model",
+}
 LEVELS = ("summary", "heads", "rows", "full")
 """Each level includes the fields of those before it."""
 MIN_VISIBLE_ROWS = 16

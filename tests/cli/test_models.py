@@ -30,10 +30,16 @@ def test_the_table_lists_what_can_be_opened_and_what_is_refused():
     assert result.exit_code == 0
     for name in ("LLaDA-8B", "Dream-7B", "ModernBERT", "GPT-2", "iLLaDA", "Qwen3-0.6B-diffusion-mdlm"):
         assert name in result.output
-    for name in ("LLaDA2", "LLaDA-MoE", "SDAR", "DiffusionGemma"):
+    for name in ("LLaDA2.0", "SDAR", "Fast-dLLM v2", "LLaDA-MoE"):
+        assert name in result.output.split("refused")[0]
+    for name in ("LLaDA2.2", "MMaDA", "Nemotron-Labs-Diffusion", "DiffusionGemma"):
         assert name in result.output.split("refused")[1]
     record = json.loads(invoke("--json").stdout)
-    assert {row["architecture"] for row in record["opened"]} >= {"llada", "dream", "bert", "causal"}
+    opened = {row["architecture"]: row for row in record["opened"]}
+    assert opened.keys() >= {"llada", "dream", "bert", "causal", "llada2", "sdar", "sdar-moe", "fast-dllm-v2"}
+    assert opened["llada2"]["attends"].startswith("in blocks of 32")
+    assert (opened["fast-dllm-v2"]["shift"], opened["dream"]["attends"]) == (True, "to all")
+    assert all(row["watched"] for row in record["opened"])
     assert all(row["reason"] for row in record["refused"])
 
 
@@ -47,6 +53,14 @@ def test_the_description_agrees_with_the_loaded_model(folders):
         assert record["has_chat_template"] == model.tokenizer.has_chat_template
         assert (record["samplers"] == ["ar"]) is (model.spec.paradigm == "arm")
         assert record["capture_obstacle"] is None
+
+
+def test_the_description_of_a_block_model_names_its_block(tmp_path):
+    folder = fs.write_random(tmp_path / "m", "sdar", layers=1)
+    text = " ".join(invoke(folder, "--block-size", "8").output.split())
+    assert "attends to positions up to the end of its block of 8" in text
+    assert "samplers none: decoding in blocks is not supported yet" in text
+    assert "can be watched yes" in text
 
 
 def test_the_description_is_readable(folders):

@@ -10,6 +10,64 @@ from floatscope.models.architectures import ARCHITECTURES, REFUSED, find_archite
 from floatscope.models.conversions import llada_to_llama_key, llama_to_llada_key
 from floatscope.models.prepared_checkpoint import build_config, build_empty_module
 
+LLADA2_MINI = {
+    "architectures": ["LLaDA2MoeModelLM"],
+    "model_type": "llada2_moe",
+    "eos_token_id": 156892,
+    "first_k_dense_replace": 1,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 5120,
+    "max_position_embeddings": 32768,
+    "moe_intermediate_size": 512,
+    "n_group": 8,
+    "norm_topk_prob": True,
+    "num_attention_heads": 16,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 20,
+    "num_key_value_heads": 4,
+    "num_shared_experts": 1,
+    "pad_token_id": 156892,
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 600000,
+    "rotary_dim": 64,
+    "routed_scaling_factor": 2.5,
+    "score_function": "sigmoid",
+    "sliding_window": 4096,
+    "tie_word_embeddings": False,
+    "topk_group": 4,
+    "use_bias": False,
+    "use_qk_norm": True,
+    "use_qkv_bias": False,
+    "use_sliding_window": False,
+    "vocab_size": 157184,
+}
+SDAR_4B = {
+    "architectures": ["SDARForCausalLM"],
+    "model_type": "sdar",
+    "attention_bias": False,
+    "eos_token_id": 151643,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 2560,
+    "intermediate_size": 9728,
+    "max_position_embeddings": 32768,
+    "max_window_layers": 36,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
 LLADA_8B = {
     "architectures": ["LLaDAModelLM"],
     "model_type": "llada",
@@ -88,8 +146,10 @@ def build_module(config):
     [
         (LLADA_8B, 8_015_581_184, 291, "LlamaForCausalLM"),
         (DREAM_7B, 7_615_616_512, 339, "Qwen2ForCausalLM"),
+        (LLADA2_MINI, 16_255_638_528, 299, "Glm4MoeForCausalLM"),
+        (SDAR_4B, 4_411_424_256, 399, "Qwen3ForCausalLM"),
     ],
-    ids=["llada", "dream"],
+    ids=["llada", "dream", "llada2", "sdar"],
 )
 def test_the_real_configs_have_the_published_numbers_of_parameters(config, parameters, tensors, class_name):
     module = build_module(config)
@@ -158,13 +218,17 @@ def test_a_llada_with_another_structure_is_refused(field, value):
 @pytest.mark.parametrize(
     ("architecture", "name"),
     [
-        ("LLaDA2MoeModelLM", "LLaDA2"),
-        ("LLaDAMoEModelLM", "LLaDA-MoE"),
-        ("LLaDAMoEModel", "LLaDA-MoE"),
+        ("LLaDA22MoeModelLM", "a newer LLaDA2"),
+        ("llada2_2ModelLM", "a newer LLaDA2"),
+        ("LLaDA2MoeModelLMv3", "a newer LLaDA2"),
         ("LlavaLLaDAModelLM", "LLaDA-V"),
-        ("SDARForCausalLM", "SDAR"),
-        ("SDARMoeForCausalLM", "SDAR"),
-        ("Fast_dLLM_QwenForCausalLM", "Fast-dLLM v2"),
+        ("LLaDAVModelLM", "LLaDA-V"),
+        ("LLaDA_VForCausalLM", "LLaDA-V"),
+        ("MMadaModelLM", "LLaDA-V / MMaDA"),
+        ("MMaDAModelLM", "LLaDA-V / MMaDA"),
+        ("mmadaModel", "LLaDA-V / MMaDA"),
+        ("NemotronLabsDiffusionModel", "Nemotron-Labs-Diffusion"),
+        ("NemotronLabsDiffusionVLMModel", "Nemotron-Labs-Diffusion"),
         ("BD3LM", "BD3-LM"),
         ("MDLM", "MDLM"),
         ("DiffusionGemmaForBlockDiffusion", "DiffusionGemma"),
@@ -177,6 +241,13 @@ def test_unsupported_architectures_are_refused_by_name_with_the_reason(architect
     assert str(error.value).startswith(name)
     assert f"({architecture}) cannot be opened: " in str(error.value) or "/" in name
     assert len(str(error.value)) > 50
+
+
+@pytest.mark.parametrize("architecture", ["LLaDAModelLM", "DreamVLModel", "LaViDaModel", "SDARForCausalLM"])
+@pytest.mark.parametrize("setting", ["vision_config", "mm_vision_tower"])
+def test_a_diffusion_model_with_an_image_encoder_is_refused(architecture, setting):
+    with pytest.raises(fs.UserError, match=f"it reads images, which is not supported; its config.json has {setting}"):
+        find_architecture({"architectures": [architecture], setting: {}}, None)
 
 
 def test_model_type_is_ignored():
@@ -194,6 +265,12 @@ def test_a_config_must_name_architectures(names):
 @pytest.mark.parametrize(
     ("architecture", "row_name", "class_name"),
     [
+        ("LLaDA2MoeModelLM", "llada2", "Glm4MoeForCausalLM"),
+        ("LLaDAMoEModelLM", "llada-moe", "Qwen3MoeForCausalLM"),
+        ("LLaDAMoEModel", "llada-moe", "Qwen3MoeForCausalLM"),
+        ("SDARForCausalLM", "sdar", "Qwen3ForCausalLM"),
+        ("SDARMoeForCausalLM", "sdar-moe", "Qwen3MoeForCausalLM"),
+        ("Fast_dLLM_QwenForCausalLM", "fast-dllm-v2", "Qwen2ForCausalLM"),
         ("A2DQwen3LMHeadModel", "a2d", "Qwen3ForCausalLM"),
         ("A2DLlamaLMHeadModel", "a2d", "LlamaForCausalLM"),
         ("ModernBertForMaskedLM", "bert", "ModernBertForMaskedLM"),
@@ -220,7 +297,8 @@ def test_the_table_is_well_formed():
     for row in ARCHITECTURES:
         assert row.paradigm in ("mdm", "arm")
         assert row.mask_source
-    assert all(why[0].islower() and not why.endswith(".") for _, why in REFUSED.values())
+    assert all(refusal.reason[0].islower() and not refusal.reason.endswith(".") for refusal in REFUSED)
+    assert len({refusal.name for refusal in REFUSED}) == len(REFUSED)
 
 
 def test_nothing_is_allocated_for_a_config_of_the_largest_size():

@@ -86,13 +86,13 @@ def hub(tmp_path_factory):
     small = write_tiny(home / "small", shards=2)
     for extra in ("pytorch_model.bin", "modeling_llada.py", "README.md", "optimizer.pt"):
         (small / extra).write_text("not for us")
-    moe, bare = write_tiny(home / "moe"), home / "bare"
-    edit_json(moe / "config.json", architectures=["LLaDAMoEModelLM"])
+    images, bare = write_tiny(home / "images"), home / "bare"
+    edit_json(images / "config.json", architectures=["MMadaModelLM"])
     bare.mkdir()
     (bare / "README.md").write_text("no checkpoint")
 
     class Handler(Hub):
-        folders = {"org/small": small, "org/moe": moe, "org/bare": bare}  # noqa: RUF012
+        folders = {"org/small": small, "org/images": images, "org/bare": bare}  # noqa: RUF012
         requests = []  # noqa: RUF012
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -153,16 +153,16 @@ def test_hub_errors_are_one_sentence(hub, tmp_path):
     url, requests = hub
     requests.clear()
     code = """
-print_error(lambda: fs.load("org/moe"))
+print_error(lambda: fs.load("org/images"))
 print_error(lambda: fs.load("org/nothing"))
 print_error(lambda: fs.load("org/gated"))
 print_error(lambda: fs.load("org/bare"))
 print_error(lambda: fs.load("org/small", revision="nowhere"))
-print_error(lambda: describe("org/moe"))
+print_error(lambda: describe("org/images"))
 """
-    moe, nothing, gated, bare, revision, described = run_code(code, tmp_path, HF_ENDPOINT=url)
-    assert moe.startswith("org/moe: LLaDA-MoE (LLaDAMoEModelLM) cannot be opened: it is a mixture of experts")
-    assert "LLaDA-MoE (LLaDAMoEModelLM) cannot be opened" in described
+    images, nothing, gated, bare, revision, described = run_code(code, tmp_path, HF_ENDPOINT=url)
+    assert images.startswith("org/images: LLaDA-V / MMaDA (MMadaModelLM) cannot be opened: it reads images")
+    assert "MMaDA (MMadaModelLM) cannot be opened" in described
     assert nothing.startswith("org/nothing is neither a folder here nor a repository on the hub you can read")
     assert gated == "org/gated is gated; accept its terms on the hub and log in (hf auth login)"
     assert bare == "org/bare has no config.json on the hub, so it is not a transformers checkpoint"

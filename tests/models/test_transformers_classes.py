@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import math
+
 import pytest
 import torch
 import transformers
@@ -177,3 +180,64 @@ def test_the_first_of_several_eos_ids_is_used(tmp_path):
     edit_json(folder / "config.json", eos_token_id=[256, 257])
     spec = fs.load(folder, device="cpu").spec
     assert (spec.eos_id, spec.eot_id, spec.stop_ids) == (256, 257, (256, 257))
+
+
+STATE_SPACES = {
+    "Mamba2ForCausalLM": (
+        "Mamba2Config",
+        {"num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 2, "chunk_size": 4},
+    ),
+    "BambaForCausalLM": (
+        "BambaConfig",
+        {
+            "intermediate_size": 48,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "attn_layer_indices": [1],
+            "mamba_n_heads": 4,
+            "mamba_d_head": 16,
+            "mamba_d_state": 8,
+            "mamba_chunk_size": 4,
+        },
+    ),
+    "NemotronHForCausalLM": (
+        "NemotronHConfig",
+        {
+            "intermediate_size": 48,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 16,
+            "ssm_state_size": 8,
+            "n_groups": 1,
+            "chunk_size": 4,
+            "layers_block_type": ["mamba", "attention"],
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STATE_SPACES)
+def test_an_infinite_setting_as_transformers_writes_it_is_read(tmp_path, name):
+    config, sizes = STATE_SPACES[name]
+    config = getattr(transformers, config)(vocab_size=64, hidden_size=32, num_hidden_layers=2, **sizes)
+    getattr(transformers, name)(config).save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["time_step_limit"] == [0.0, {"__float__": "Infinity"}]
+    model = fs.load(tmp_path, device="cpu")
+    theirs = getattr(transformers, name).from_pretrained(tmp_path).eval()
+    assert list(model.module.config.time_step_limit) == [0.0, math.inf]
+    ids = torch.randint(0, 64, (1, 9))
+    with torch.no_grad():
+        assert torch.equal(model.module(ids).logits, theirs(ids).logits)
+
+
+@pytest.mark.parametrize("value", [{"__float__": "NaN"}, {"__float__": "1e400"}, {"__float__": ["Infinity"]}])
+def test_other_encoded_numbers_are_refused(tmp_path, value):
+    config = transformers.Mamba2Config(
+        vocab_size=64, hidden_size=32, num_hidden_layers=2, **STATE_SPACES["Mamba2ForCausalLM"][1]
+    )
+    transformers.Mamba2ForCausalLM(config).save_pretrained(tmp_path)
+    edit_json(tmp_path / "config.json", time_step_limit=[0.0, value])
+    with pytest.raises(fs.UserError, match="does not describe a Mamba2ForCausalLM"):
+        fs.load(tmp_path, device="cpu")

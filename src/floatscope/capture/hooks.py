@@ -17,6 +17,7 @@ import inspect
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from floatscope.capture.attention import AttentionCall
+from floatscope.capture.block_causal import block_causal_name, block_visibility, find_block_size, valid_keys
 from floatscope.capture.call_sites import CallSites, track_sites
 from floatscope.capture.visibility import Rule, Visibility
 from floatscope.capture.watcher import Layer, Watcher
@@ -133,21 +135,26 @@ def _has_decoder(module: nn.Module) -> bool:
 
 @contextmanager
 def _attach_attention_interface(module: nn.Module, watcher: Watcher) -> Iterator[None]:
-    _register_functions()
+    name = _register_functions(find_block_size(module))
     with ExitStack() as undo:
         sites = undo.enter_context(_register_watcher(module, watcher, stack=False))
         sites.original_attention = [(config, attention_name(config)) for config in _configs(module)]
-        for config, name in sites.original_attention:
-            undo.callback(set_attention_name, config, name)
-        module.set_attn_implementation(IMPLEMENTATION)  # type: ignore[operator]
+        for config, original in sites.original_attention:
+            undo.callback(set_attention_name, config, original)
+        module.set_attn_implementation(name)  # type: ignore[operator]
         yield
 
 
-def _register_functions() -> None:
+def _register_functions(block_size: int | None = None) -> str:
+    """Register our functions, and return their name; a block-causal module has a name of its own for each size."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    AttentionInterface.register(IMPLEMENTATION, _attention_function)
-    AttentionMaskInterface.register(IMPLEMENTATION, _mask_function)
+    name, mask_function = IMPLEMENTATION, _mask_function
+    if block_size is not None:
+        name, mask_function = f"{name}_{block_causal_name(block_size)}", partial(block_visibility, block_size)
+    AttentionInterface.register(name, _attention_function)
+    AttentionMaskInterface.register(name, mask_function)
+    return name
 
 
 def _attention_function(
@@ -199,10 +206,7 @@ def _mask_function(
     **kwargs: Any,
 ) -> Visibility:
     """The mask function of transformers; it returns structure instead of a mask tensor."""
-    valid = None
-    if attention_mask is not None:
-        valid = F.pad(attention_mask.bool(), (0, max(0, kv_length + kv_offset - attention_mask.shape[-1])))
-        valid = valid[:, kv_offset : kv_offset + kv_length]
+    valid = valid_keys(attention_mask, kv_length, int(kv_offset))
     offset = int(q_offset) - int(kv_offset)
     kind = mask_kind(mask_function)
     if kind == "causal":

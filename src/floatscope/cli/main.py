@@ -78,7 +78,7 @@ RENAMED_OPTIONS = {
 
 
 ARGUMENTS = re.compile(
-    r"\b(mask_id|shift|device|dtype|revision|trust_remote_code|chat|infill|new_tokens|redo_damaged)=('[^']*'|\w+)?"
+    r"\b(mask_id|shift|block_size|device|dtype|revision|trust_remote_code|chat|infill|new_tokens|redo_damaged)=('[^']*'|\w+)?"
 )
 """Arguments of Python as messages write them."""
 

@@ -30,6 +30,10 @@ def models(
         int | None, o.Opt(metavar="N", min=0, help="Id of the mask token, if the checkpoint names none.")
     ] = None,
     shift: Annotated[bool | None, o.Opt("--shift/--no-shift", help="Row p predicts position p + 1, or p.")] = None,
+    block_size: Annotated[
+        int | None,
+        o.Opt(metavar="N", min=1, help="Size of the blocks of a block-causal checkpoint, if it names none."),
+    ] = None,
     revision: Annotated[str | None, o.Opt(help="Branch, tag or commit of a hub checkpoint.")] = None,
     as_json: o.AsJson = False,
 ) -> None:
@@ -47,7 +51,7 @@ def models(
     with show_status(f"opening {name}"):
         from floatscope.models.description import describe
 
-        description = describe(name, mask_id=mask_id, shift=shift, revision=revision)
+        description = describe(name, mask_id=mask_id, shift=shift, block_size=block_size, revision=revision)
     if as_json:
         typer.echo(json.dumps(description.as_json, indent=1))
     else:
@@ -68,19 +72,23 @@ def _print_architectures(console: Console, as_json: bool) -> None:
                 "paradigm": row.paradigm,
                 "shift": row.shift,
                 "mask": row.mask_source,
+                "attends": row.attends,
+                "watched": row.watched,
             }
             for row in rows
         ]
-        refused = [{"name": name, "reason": reason} for name, reason in REFUSED.values()]
+        refused = [{"name": refusal.name, "reason": refusal.reason} for refusal in REFUSED]
         typer.echo(json.dumps({"opened": opened, "refused": refused}, indent=1))
         return
-    table = Table("architecture", "opens", "paradigm", "row p predicts", "mask id from", box=None, pad_edge=False)
+    columns = ("architecture", "opens", "paradigm", "attends", "row p predicts", "mask id from", "can be watched")
+    table = Table(*columns, box=None, pad_edge=False)
     for row in rows:
-        table.add_row(row.name, row.opens, row.paradigm, "p + 1" if row.shift else "p", row.mask_source)
+        predicts = "p + 1" if row.shift else "p"
+        table.add_row(row.name, row.opens, row.paradigm, row.attends, predicts, row.mask_source, row.watched)
     console.print(table, "")
     refused_table = Table("refused", "reason", box=None, pad_edge=False)
-    for name, reason in REFUSED.values():
-        refused_table.add_row(name, reason)
+    for refusal in REFUSED:
+        refused_table.add_row(refusal.name, refusal.reason)
     console.print(refused_table)
 
 
@@ -104,11 +112,12 @@ def _print_description(console: Console, description: Description) -> None:
         "vocabulary": str(description.vocab_size),
         "context": str(spec.context),
         "mask": format_token("mask", spec.mask_id),
+        "attends": spec.visibility.label,
         "row p predicts": "position p + 1" if spec.shift else "position p",
         "bos, eos": f"{format_token('bos', spec.bos_id)}, {format_token('eos', spec.eos_id)}",
         "end of turn": format_token("eot", spec.eot_id),
         "chat template": "yes" if description.has_chat_template else "no",
-        "samplers": ", ".join(description.samplers),
+        "samplers": ", ".join(description.samplers) or "none: decoding in blocks is not supported yet",
         "can be watched": f"no: {obstacle}" if obstacle else "yes",
     }
     for fact, value in facts.items():

@@ -217,6 +217,10 @@ class ModelOptions:
         bool | None,
         ModelOpt("--shift/--no-shift", help="Row p predicts position p + 1, or p."),
     ] = None
+    block_size: Annotated[
+        int | None,
+        ModelOpt(metavar="N", min=1, help="Size of the blocks of a block-causal checkpoint, if it names none."),
+    ] = None
     device: Annotated[str | None, ModelOpt(help=DEVICE_HELP)] = None
     dtype: Annotated[str | None, ModelOpt(help="float32, bf16 or fp16.")] = None
     revision: Annotated[str | None, ModelOpt(help="Branch, tag or commit of a hub checkpoint.")] = None
@@ -229,6 +233,11 @@ class ModelOptions:
             raise unknown_choice("dtype", self.dtype, DTYPES)
         if self.device is not None and not DEVICE.fullmatch(self.device):
             raise UserError(f"unknown device '{self.device}'; allowed: cpu, cuda, cuda:0 …, mps, auto")
+
+    @property
+    def describing(self) -> dict[str, Any]:
+        """The options of `describe`."""
+        return {name: getattr(self, name) for name in ("mask_id", "shift", "block_size", "revision")}
 
     def load(self, name: str) -> Model:
         """Open a checkpoint."""

@@ -71,7 +71,7 @@ def stress(
     paths, notes = model_folders(models, out), dict[str, list[str]]()
     if not loading.trust_remote_code:  # a mistake in a later model shows before the first one answers
         for name in models:
-            spec = describe(name, mask_id=loading.mask_id, shift=loading.shift, revision=loading.revision).spec
+            spec = describe(name, **loading.describing).spec
             check_kind(kind, spec)
     for name, path in zip(models, paths, strict=True):
         output.line("opening", name)

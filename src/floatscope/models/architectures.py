@@ -19,9 +19,16 @@ from floatscope.errors import UserError, printable
 from floatscope.models.conversions import (
     Config,
     dream_to_qwen2_config,
+    fast_dllm_to_qwen2_config,
     illada_to_llama_config,
+    llada2_to_glm4_moe_config,
+    llada2_to_glm4_moe_key,
+    llada_moe_to_qwen3_moe_config,
     llada_to_llama_config,
     llada_to_llama_key,
+    sdar_moe_to_qwen3_moe_config,
+    sdar_to_qwen3_config,
+    split_llada2_qkv,
 )
 from floatscope.schema import Paradigm
 
@@ -35,12 +42,39 @@ def _mask_in_config(config: Config, tokenizer: ModelTokenizer | None) -> int | N
     return config.get("mask_token_id")
 
 
+def _mask_in_config_or_named(token: str) -> MaskFinder:
+    """Return a finder that looks into the config first, and then for a token of this name."""
+
+    def find(config: Config, tokenizer: ModelTokenizer | None) -> int | None:
+        in_config = _mask_in_config(config, tokenizer)
+        return tokenizer.token_to_id(token) if in_config is None and tokenizer is not None else in_config
+
+    return find
+
+
 def _mask_in_tokenizer(config: Config, tokenizer: ModelTokenizer | None) -> int | None:
     return None if tokenizer is None else tokenizer.mask_id
 
 
 def _mask_by_name(config: Config, tokenizer: ModelTokenizer | None) -> int | None:
     return None if tokenizer is None else tokenizer.token_to_id("<|mask|>")
+
+
+@dataclass(frozen=True)
+class Published:
+    """What the authors of a family publish in their code, for checkpoints whose files do not say it."""
+
+    mask_id: int | None = None
+    block_size: int | None = None
+
+
+PUBLISHED = {
+    "llada2": Published(mask_id=156895, block_size=32),
+    "sdar": Published(mask_id=151669, block_size=4),
+    "fast-dllm-v2": Published(mask_id=151665, block_size=32),
+    "llada-moe": Published(mask_id=156895),
+    "illada": Published(mask_id=5),
+}
 
 
 @dataclass(frozen=True)
@@ -58,10 +92,26 @@ class Architecture:
     mask_source: str = ""  # for people
     convert_config: Callable[[Config], dict[str, Any]] | None = None  # None: config.json is already transformers' own
     rename_key: Callable[[str], str] = str  # a checkpoint's tensor name → the transformers class's
+    split_tensor: Callable[[str, Config], dict[str, int]] = lambda key, config: {}  # a tensor's parts → their rows
+    has_experts: bool = False  # a file has a tensor for each expert, and the transformers class one for all
+    published: Published = Published()
+    block_settings: tuple[str, ...] = ()  # settings of config.json with the block size
+    block_names: str = r"(?!)"  # names of checkpoints that attend in blocks, although their config does not say so
     ignored_keys: str = r"(?!)"  # tensors of other heads, which are not read
     has_separator: bool = False  # texts end with a separator token, which must follow the answer
     context: int | None = None  # usable positions; None: as the config says
     note: str = ""  # what a user should know
+    watched: str = "yes"  # what can be watched, for people
+
+    @property
+    def attends(self) -> str:
+        """Which positions a row attends to, for people."""
+        if self.block_settings:
+            size, names = self.published.block_size, " or ".join(self.block_settings)
+            if size is None:
+                return f"to all, or in blocks (config.json's {names}, or block_size=)"
+            return f"in blocks of {size}, or of config.json's {names}"
+        return "up to itself" if self.paradigm is Paradigm.ARM else "to all"
 
 
 ARCHITECTURES = (
@@ -78,13 +128,80 @@ ARCHITECTURES = (
         rename_key=llada_to_llama_key,
     ),
     Architecture(
+        name="llada2",
+        opens="LLaDA2.0 and LLaDA2.1, mini and flash, and other checkpoints of LLaDA2MoeModelLM",
+        class_pattern="LLaDA2MoeModelLM",
+        key_pattern=r"model\.word_embeddings\..+",
+        transformers_class="Glm4MoeForCausalLM",
+        paradigm=Paradigm.MDM,
+        find_mask_id=_mask_in_config_or_named("<|mask|>"),
+        mask_source="config.json, the tokenizer's <|mask|>, else 156895",
+        convert_config=llada2_to_glm4_moe_config,
+        rename_key=llada2_to_glm4_moe_key,
+        split_tensor=split_llada2_qkv,
+        has_experts=True,
+        published=PUBLISHED["llada2"],
+        block_settings=("block_size", "block_length"),
+    ),
+    Architecture(
+        name="llada-moe",
+        opens="LLaDA-MoE Base and Instruct, without a router bias or a shared expert",
+        class_pattern="LLaDAMo[eE]Model(LM)?",
+        key_pattern=r"model\.layers\..+",
+        transformers_class="Qwen3MoeForCausalLM",
+        paradigm=Paradigm.MDM,
+        find_mask_id=_mask_in_config_or_named("<|mdm_mask|>"),
+        mask_source="config.json, the tokenizer's <|mdm_mask|>, else 156895",
+        convert_config=llada_moe_to_qwen3_moe_config,
+        has_experts=True,
+        published=PUBLISHED["llada-moe"],
+    ),
+    Architecture(
+        name="sdar",
+        opens="SDAR and TraDo, dense",
+        class_pattern="SDARForCausalLM",
+        transformers_class="Qwen3ForCausalLM",
+        paradigm=Paradigm.MDM,
+        find_mask_id=_mask_in_config_or_named("<|MASK|>"),
+        mask_source="config.json, the tokenizer's <|MASK|>, else 151669",
+        convert_config=sdar_to_qwen3_config,
+        published=PUBLISHED["sdar"],
+        block_settings=("block_size", "block_length"),
+    ),
+    Architecture(
+        name="sdar-moe",
+        opens="SDAR, mixture of experts",
+        class_pattern="SDARMo[eE]ForCausalLM",
+        transformers_class="Qwen3MoeForCausalLM",
+        paradigm=Paradigm.MDM,
+        find_mask_id=_mask_in_config_or_named("<|MASK|>"),
+        mask_source="config.json, the tokenizer's <|MASK|>, else 151669",
+        convert_config=sdar_moe_to_qwen3_moe_config,
+        has_experts=True,
+        published=PUBLISHED["sdar"],
+        block_settings=("block_size", "block_length"),
+    ),
+    Architecture(
+        name="fast-dllm-v2",
+        opens="Fast-dLLM v2",
+        class_pattern="Fast_dLLM_QwenForCausalLM",
+        transformers_class="Qwen2ForCausalLM",
+        paradigm=Paradigm.MDM,
+        shift=True,
+        find_mask_id=_mask_in_config_or_named("|<MASK>|"),
+        mask_source="config.json, the tokenizer's |<MASK>|, else 151665",
+        convert_config=fast_dllm_to_qwen2_config,
+        published=PUBLISHED["fast-dllm-v2"],
+        block_settings=("bd_size",),
+    ),
+    Architecture(
         name="illada",
         opens="iLLaDA-8B Base and Instruct",
-        class_pattern=r"(?i:i?llada)\w*",
+        class_pattern=r"(?i:i?llada(?!2|_?moe)\w*)",
         key_pattern=r"model\.layers\..+",
         transformers_class="LlamaForCausalLM",
         paradigm=Paradigm.MDM,
-        find_mask_id=lambda config, tokenizer: 5,  # in neither the config nor the tokenizer; published by its authors
+        find_mask_id=lambda config, tokenizer: PUBLISHED["illada"].mask_id,  # whatever its files say
         mask_source="always 5",
         convert_config=illada_to_llama_config,
     ),
@@ -102,13 +219,15 @@ ARCHITECTURES = (
     ),
     Architecture(
         name="a2d",
-        opens="dllm's diffusion models (Qwen3-0.6B-diffusion-mdlm, …)",
+        opens="dllm's diffusion models (Qwen3-0.6B-diffusion-mdlm, Qwen3-0.6B-diffusion-bd3lm, …)",
         class_pattern=r"A2D(Llama|Qwen2|Qwen3)LMHeadModel",
         transformers_class=r"\1ForCausalLM",
         paradigm=Paradigm.MDM,
         find_mask_id=_mask_by_name,
         mask_source="the tokenizer's <|mask|>",
-        note="a block-diffusion checkpoint (bd3lm) has the same files and would be run with full attention",
+        block_settings=("block_size",),
+        block_names=r"(?i)bd3lm",
+        note="the files do not say whether it was trained in blocks (bd3lm); if so, give block_size= (dllm uses 32)",
     ),
     Architecture(
         name="bert",
@@ -140,6 +259,7 @@ ARCHITECTURES = (
         paradigm=Paradigm.ARM,
         shift=True,
         mask_source="mask_id=, which makes it a masked diffusion model (DiffuGPT, DiffuLLaMA)",
+        watched="yes, if it has softmax attention without a soft cap or sinks as parameters",
     ),
 )
 CAUSAL = ARCHITECTURES[-1]
@@ -152,23 +272,56 @@ REMOTE_CODE = Architecture(
     shift=True,
     find_mask_id=_mask_in_config,
     mask_source="config.json",
+    watched="if it calls transformers' AttentionInterface or scaled_dot_product_attention",
 )
 
-BLOCK_CAUSAL = "it attends causally from block to block, which is not supported yet"
-OWN_MIXTURE = "a mixture of experts with its own code; transformers has no such class"
-REFUSED = {  # pattern for an entry of `architectures` → (name, reason)
-    r"LLaDA2\w*": ("LLaDA2", f"{BLOCK_CAUSAL}, and it is {OWN_MIXTURE}"),
-    r"LLaDAMoE\w*": ("LLaDA-MoE", f"it is {OWN_MIXTURE}"),
-    r"Llava\w*LLaDA\w*|LLaDAV\w*|MMaDA\w*": ("LLaDA-V / MMaDA", "it reads images, which is not supported"),
-    r"SDAR\w*": ("SDAR", BLOCK_CAUSAL),
-    r"Fast_?dLLM\w*": ("Fast-dLLM v2", BLOCK_CAUSAL),
-    r"(?i:bd3lm)\w*": ("BD3-LM", f"{BLOCK_CAUSAL}, and transformers has no such class"),
-    r"(?i:mdlm|sedd)\w*": ("MDLM / SEDD", "it is a network of DiT blocks; transformers has no such class"),
-    r"DiffusionGemma\w*": (
+
+@dataclass(frozen=True)
+class Refusal:
+    """Checkpoints that are not opened, and the reason."""
+
+    name: str
+    class_pattern: str  # for an entry of `architectures`
+    reason: str
+    settings: tuple[str, ...] = ()  # only with one of these in the config; (): always
+
+
+REFUSED = (
+    Refusal(
+        "LLaDA-V / MMaDA",
+        r"(?i:llava\w*llada\w*|llada_?[vo]\w*|mmada\w*)",
+        "it reads images, which is not supported",
+    ),
+    Refusal(
+        "other multimodal diffusion models",
+        r"(?i:\w*(llada|dream|lavida|dimple|sdar)\w*)",
+        "it reads images, which is not supported",
+        settings=("vision_config", "mm_vision_tower", "vision_tower"),
+    ),
+    Refusal(
+        "LLaDA2.2",
+        "LLaDA2MoeModelLM",
+        "it routes whole blocks to experts and edits with DELETE and INSERT tokens, which no transformers class does",
+        settings=("expert_capacity", "delete_token_id", "insert_token_id", "split_token_id"),
+    ),
+    Refusal(
+        "a newer LLaDA2",
+        r"(?i:llada_?2)(?!MoeModelLM$)\w*",
+        "only LLaDA2MoeModelLM, the class of LLaDA2.0 and 2.1, has been compared with its authors' code",
+    ),
+    Refusal(
+        "Nemotron-Labs-Diffusion",
+        r"(?i:nemotron\w*diffusion\w*)",
+        "it scales its queries by their position (Ministral3) and has not been compared with its authors' code",
+    ),
+    Refusal("BD3-LM", r"(?i:bd3lm\w*)", "it is a network of DiT blocks; transformers has no such class"),
+    Refusal("MDLM / SEDD", r"(?i:(mdlm|sedd)\w*)", "it is a network of DiT blocks; transformers has no such class"),
+    Refusal(
         "DiffusionGemma",
+        r"DiffusionGemma\w*",
         "it has no mask token: its noise is uniform and its canvas attends to a prefix of keys; not supported yet",
     ),
-}
+)
 
 
 def find_architecture(config: Config, keys: Collection[str] | None) -> tuple[Architecture, str] | None:
@@ -178,9 +331,11 @@ def find_architecture(config: Config, keys: Collection[str] | None) -> tuple[Arc
     `UserError` with the reason for a checkpoint in `REFUSED`.
     """
     for class_name in _class_names(config):
-        for pattern, (name, why) in REFUSED.items():
-            if re.fullmatch(pattern, class_name):
-                raise UserError(f"{name} ({printable(class_name)}) cannot be opened: {why}")
+        for refusal in REFUSED:
+            given = [s for s in refusal.settings if config.get(s) is not None]
+            if re.fullmatch(refusal.class_pattern, class_name) and (given or not refusal.settings):
+                where = f"; its config.json has {given[0]}" if given else ""
+                raise UserError(f"{refusal.name} ({printable(class_name)}) cannot be opened: {refusal.reason}{where}")
         for row in ARCHITECTURES:
             match = re.fullmatch(row.class_pattern, class_name)
             if match is None or not (

@@ -1,4 +1,4 @@
-"""What an opened model supports, found by a few forwards of four tokens before anything is decoded.
+"""What an opened model supports, found by a few forwards of four tokens or of a block before anything is decoded.
 
     model = detect_capabilities(model)       # the same model; its spec now says whether it can be cached and padded
 
@@ -23,6 +23,7 @@ from floatscope.models.silence import silence_libraries
 from floatscope.schema import Paradigm, State
 
 TOKENS = 4
+MAX_BLOCK = 128  # the token after a larger block is not computed: a block size comes from a file
 
 
 def detect_capabilities(model: Model) -> Model:
@@ -62,7 +63,9 @@ def check_forward(model: Model) -> None:
 
 def _two_samples(model: Model) -> list[list[int]]:
     """Return two samples of ordinary tokens that differ in the last one."""
-    length = min(TOKENS, model.spec.context or TOKENS)
+    size = model.spec.block_size
+    longest = TOKENS if size is None or size > MAX_BLOCK else max(TOKENS, size + 1)
+    length = min(longest, model.spec.context or longest)
     ids = _ordinary_tokens(model, length + 1)
     return [ids[:length], [*ids[: length - 1], ids[-1]]]
 
@@ -85,6 +88,13 @@ def _forward(model: Model, samples: list[list[int]]) -> Tensor:
 
 def _check_direction(model: Model, logits: Tensor) -> None:
     """Compare the first row of two samples that differ in their last token."""
+    size = model.spec.block_size
+    if size is not None:
+        if logits.shape[1] > size and not _are_close(logits[0, 0], logits[1, 0]):
+            raise UserError(
+                f"{_describe(model)} attends to later blocks, so it is not block-causal; open it without block_size="
+            )
+        return
     sees_later_tokens = not torch.equal(logits[0, 0], logits[1, 0])
     is_mdm = model.spec.paradigm is Paradigm.MDM
     if not sees_later_tokens and is_mdm and model.spec.architecture in ("causal", "remote", "adapted"):

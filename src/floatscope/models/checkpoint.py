@@ -9,9 +9,9 @@ pickles are refused, and an error names what is damaged or missing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -32,11 +32,13 @@ DOWNLOAD_AGAIN = "download it again"
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor as the header of its file describes it."""
+    """One tensor as the header of its file describes it, or some rows of it."""
 
     file: Path
     shape: tuple[int, ...]
     dtype: str  # safetensors' name: "BF16", "F32", …
+    rows_of: str = ""  # the tensor of the file that these rows belong to; "": a whole tensor
+    first_row: int = 0
 
     @property
     def size(self) -> int:
@@ -82,7 +84,46 @@ class Checkpoint:
             for path in self.files:
                 file = stack.enter_context(safe_open(path, "pt"))
                 slices.update((key, file.get_slice(key)) for key in file.keys())  # noqa: SIM118
-            yield slices
+            yield {
+                key: RowSlice(slices[t.rows_of], t.first_row, t.shape[0]) if t.rows_of else slices[key]
+                for key, t in self.tensors.items()
+            }
+
+    def split(self, parts: Callable[[str], Mapping[str, int]]) -> Checkpoint:
+        """Replace tensors by their parts: `parts` gives the name of each part and how many rows it has."""
+        tensors: dict[str, StoredTensor] = {}
+        for key, tensor in self.tensors.items():
+            rows = parts(key)
+            if not rows or tensor.shape[:1] != (sum(rows.values()),):  # misshapen: reported under its own name
+                tensors[key] = tensor
+                continue
+            first = 0
+            for name, count in rows.items():
+                shape = (count, *tensor.shape[1:])
+                tensors[name] = replace(tensor, shape=shape, rows_of=key, first_row=first)
+                first += count
+        return replace(self, tensors=tensors)
+
+
+@dataclass(frozen=True)
+class RowSlice:
+    """Some rows of a stored tensor, read when they are indexed: `rows[...]`."""
+
+    stored: Any  # a slice of safetensors
+    first: int
+    count: int
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.stored[self.first : self.first + self.count][index]
+
+    def get_shape(self) -> list[int]:
+        """The shape of these rows, as a slice of safetensors returns it."""
+        return [self.count, *self.stored.get_shape()[1:]]
+
+    def get_dtype(self) -> str:
+        """The dtype, as a slice of safetensors returns it."""
+        dtype: str = self.stored.get_dtype()
+        return dtype
 
 
 def read_checkpoint(path: Path) -> Checkpoint:

@@ -1,4 +1,4 @@
-"""Write a module as a checkpoint folder in the format of LLaDA, Dream or transformers.
+"""Write a module as a checkpoint folder in the format of a diffusion model or of transformers.
 
     write_checkpoint("twin", llama_module, "llada", tokenizer=tokenizer, extra_config={"mask_token_id": 260})
 
@@ -16,13 +16,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub import StateDictSplit, split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from floatscope.errors import UserError, unknown_choice
 from floatscope.models.checkpoint import INDEX_FILE
-from floatscope.models.conversions import llama_to_llada_config, llama_to_llada_key
+from floatscope.models.conversions import (
+    QKV_KEY,
+    QKV_PARTS,
+    glm4_moe_to_llada2_config,
+    glm4_moe_to_llada2_key,
+    llama_to_llada_config,
+    llama_to_llada_key,
+    qwen3_moe_to_llada_moe_config,
+)
+from floatscope.models.prepared_checkpoint import unstack_experts
 
 LLADA_HEADER = {  # real configs name their own code, which is never run
     "architectures": ["LLaDAModelLM"],
@@ -34,15 +44,24 @@ DREAM_HEADER = {
     "model_type": "Dream",
     "auto_map": {"AutoConfig": "configuration_dream.DreamConfig", "AutoModel": "modeling_dream.DreamModel"},
 }
+HEADERS = {  # a file format → its architecture and its model_type
+    "llada2": ("LLaDA2MoeModelLM", "llada2_moe"),
+    "llada-moe": ("LLaDAMoEModelLM", "llada"),
+    "sdar": ("SDARForCausalLM", "sdar"),
+    "sdar-moe": ("SDARMoeForCausalLM", "sdar_moe"),
+    "fast-dllm-v2": ("Fast_dLLM_QwenForCausalLM", "Fast_dLLM_Qwen"),
+    "a2d": ("A2DQwen3LMHeadModel", "a2d-qwen3"),
+}
+Tensors = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class FileFormat:
-    """How a transformers module is written: its config, tensor names and tokenizer files."""
+    """How a transformers module is written: its config, its tensors and the files of its tokenizer."""
 
     transformers_class: str  # the class it is written from; "": any
     convert_config: Callable[[Any], dict[str, Any]]
-    rename_key: Callable[[str], str]
+    convert_tensors: Callable[[Tensors], Tensors]
     write_tokenizer: Callable[[Any, Path], None]
 
 
@@ -59,8 +78,8 @@ def write_checkpoint(
 
     Args:
         folder: where to write; created if it does not exist.
-        module: a transformers module: a Llama for "llada", a Qwen2 for "dream".
-        file_format: "llada", "dream", or "native" for the format of transformers.
+        module: a transformers module of the class that the format is written from, such as a Llama for "llada".
+        file_format: a key of `FILE_FORMATS`: the format of a diffusion model, or "native" for that of transformers.
         tokenizer: a transformers tokenizer to write beside it.
         extra_config: settings for config.json that the module's config does not have, such as `mask_token_id`.
         shards: the number of weight files; fewer if no limit on their size gives that number.
@@ -94,9 +113,8 @@ def checkpoint_tensors(module: nn.Module, file_format: str, shards: int = 1) -> 
             f"the file format '{file_format}' needs a {row.transformers_class}, got {type(module).__name__}"
         )
     tied = getattr(module, "all_tied_weights_keys", {})
-    tensors = {
-        row.rename_key(k): t.detach().cpu().contiguous() for k, t in module.state_dict().items() if k not in tied
-    }
+    stored = {k: t.detach().cpu() for k, t in module.state_dict().items() if k not in tied}
+    tensors = {k: t.contiguous() for k, t in row.convert_tensors(stored).items()}
     if not 1 <= shards <= len(tensors):
         raise UserError(f"{shards} shards for {len(tensors)} tensors; give 1 to {len(tensors)}")
     return tensors
@@ -167,8 +185,53 @@ def _dream_config(config: Any) -> dict[str, Any]:
     return {**native, "rope_theta": theta, **DREAM_HEADER}
 
 
+def _block_config(file_format: str) -> Callable[[Any], dict[str, Any]]:
+    """Return the conversion for a model that has the settings of its transformers class."""
+
+    def convert(config: Any) -> dict[str, Any]:
+        native = _native_config(config)
+        theta = native.pop("rope_parameters")["rope_theta"]
+        if "num_local_experts" in native:  # a name of transformers 5 alone
+            native["num_experts"] = native.pop("num_local_experts")
+        return {**native, "rope_theta": theta, **_header(file_format)}
+
+    return convert
+
+
+def _header(file_format: str) -> dict[str, Any]:
+    architecture, model_type = HEADERS[file_format]
+    code = {"AutoModelForCausalLM": f"modeling_{model_type}.{architecture}"}  # named as in real configs, and never run
+    return {"architectures": [architecture], "model_type": model_type, "auto_map": code}
+
+
+def _llada2_config(config: Any) -> dict[str, Any]:
+    return {**glm4_moe_to_llada2_config(config), **_header("llada2")}
+
+
+def _llada_moe_config(config: Any) -> dict[str, Any]:
+    return {**qwen3_moe_to_llada_moe_config(config), **_header("llada-moe")}
+
+
+def _rename_to_llada(tensors: Tensors) -> Tensors:
+    return {llama_to_llada_key(key): tensor for key, tensor in tensors.items()}
+
+
+def _convert_to_llada2(tensors: Tensors) -> Tensors:
+    """Rename the tensors, one for each expert, and join the projections of queries, keys and values."""
+    theirs = {glm4_moe_to_llada2_key(key): tensor for key, tensor in unstack_experts(tensors).items()}
+    for layer in [key.removesuffix(QKV_PARTS[0]) for key in theirs if key.endswith(QKV_PARTS[0])]:
+        theirs[layer + QKV_KEY] = torch.cat([theirs.pop(layer + part) for part in QKV_PARTS])
+    return theirs
+
+
 FILE_FORMATS = {
-    "llada": FileFormat("LlamaForCausalLM", _llada_config, llama_to_llada_key, _write_native_tokenizer),
-    "dream": FileFormat("Qwen2ForCausalLM", _dream_config, str, _write_dream_tokenizer),
-    "native": FileFormat("", _native_config, str, _write_native_tokenizer),
+    "llada": FileFormat("LlamaForCausalLM", _llada_config, _rename_to_llada, _write_native_tokenizer),
+    "dream": FileFormat("Qwen2ForCausalLM", _dream_config, dict, _write_dream_tokenizer),
+    "llada2": FileFormat("Glm4MoeForCausalLM", _llada2_config, _convert_to_llada2, _write_native_tokenizer),
+    "llada-moe": FileFormat("Qwen3MoeForCausalLM", _llada_moe_config, unstack_experts, _write_native_tokenizer),
+    "sdar": FileFormat("Qwen3ForCausalLM", _block_config("sdar"), dict, _write_native_tokenizer),
+    "sdar-moe": FileFormat("Qwen3MoeForCausalLM", _block_config("sdar-moe"), unstack_experts, _write_native_tokenizer),
+    "fast-dllm-v2": FileFormat("Qwen2ForCausalLM", _block_config("fast-dllm-v2"), dict, _write_native_tokenizer),
+    "a2d": FileFormat("Qwen3ForCausalLM", _block_config("a2d"), dict, _write_native_tokenizer),
+    "native": FileFormat("", _native_config, dict, _write_native_tokenizer),
 }

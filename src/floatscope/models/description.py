@@ -47,20 +47,26 @@ class Description:
 
 
 def describe(
-    name: str | Path, *, mask_id: int | None = None, shift: bool | None = None, revision: str | None = None
+    name: str | Path,
+    *,
+    mask_id: int | None = None,
+    shift: bool | None = None,
+    block_size: int | None = None,
+    revision: str | None = None,
 ) -> Description:
     """Describe a model by any name that `load` accepts; raise a `UserError` with the reason if it cannot be opened.
 
     The arguments are those of `load`.
     """
+    overrides: dict[str, Any] = {"mask_id": mask_id, "shift": shift, "block_size": block_size}
     with explain_read_errors(name):
         base, adapter = split_adapter(name)
         if adapter is not None:
             return _describe_adapted(name, describe(base, revision=revision), find_weights(base, revision), adapter)
         path = resolve_path(name)
         if path.suffix == ".gguf":
-            return _describe_gguf(display_name(name, path), path, mask_id, shift)
-        return _describe_folder(name, mask_id, shift, revision)
+            return _describe_gguf(display_name(name, path), path, overrides)
+        return _describe_folder(name, overrides, revision)
 
 
 def _describe_adapted(name: str | Path, base: Description, base_path: Path, folder: Path) -> Description:
@@ -73,17 +79,15 @@ def _describe_adapted(name: str | Path, base: Description, base_path: Path, fold
         base,
         spec=replace(spec, name=str(name)) if is_base_name(name) else spec,
         tokens={**base.tokens, "mask": adapter.mask_token},
-        samplers=_samplers(spec.paradigm),
+        samplers=_samplers(spec),
         warnings=(*base.warnings, note),
     )
 
 
-def _describe_folder(name: str | Path, mask_id: int | None, shift: bool | None, revision: str | None) -> Description:
+def _describe_folder(name: str | Path, overrides: dict[str, Any], revision: str | None) -> Description:
     folder, commit = find_checkpoint(name, revision, weights=False)
     is_local = commit is None
-    prepared = prepare_checkpoint(
-        display_name(name, folder, commit), folder, weights=is_local, mask_id=mask_id, shift=shift
-    )
+    prepared = prepare_checkpoint(display_name(name, folder, commit), folder, weights=is_local, **overrides)
     checkpoint, module = prepared.checkpoint, prepared.empty_module
     return _build_description(
         spec=replace(prepared.spec, revision=commit),
@@ -92,17 +96,19 @@ def _describe_folder(name: str | Path, mask_id: int | None, shift: bool | None, 
         tokenizer=prepared.tokenizer,
         parameters=sum(p.numel() for p in module.parameters()),
         dtype=checkpoint.dtype if is_local else _config_dtype(checkpoint.config),
+        has_published_size=overrides["block_size"] is None
+        and not any(checkpoint.config.get(setting) for setting in prepared.architecture.block_settings),
     )
 
 
-def _describe_gguf(name: str, path: Path, mask_id: int | None, shift: bool | None) -> Description:
+def _describe_gguf(name: str, path: Path, overrides: dict[str, Any]) -> Description:
     header = gguf.read_header(path)
     gguf.check_network(path, header)
     config, tokenizer = gguf.read_config(path), gguf.read_tokenizer(path)
     with name_in_errors(path):
         module = build_empty_module(gguf.causal_class(config), config)
         gguf.check_size(header, module)
-        spec = infer_spec(name, CAUSAL, {}, module, tokenizer, mask_id=mask_id, shift=shift)
+        spec = infer_spec(name, CAUSAL, {}, module, tokenizer, **overrides)
     return _build_description(spec, CAUSAL, module, tokenizer, header.parameters, None)
 
 
@@ -113,6 +119,7 @@ def _build_description(
     tokenizer: ModelTokenizer | None,
     parameters: int,
     dtype: str | None,
+    has_published_size: bool = False,
 ) -> Description:
     config = module.config
     heads, width = getattr(config, "num_attention_heads", None), getattr(config, "hidden_size", None)
@@ -128,9 +135,9 @@ def _build_description(
         vocab_size=module.get_input_embeddings().num_embeddings,
         tokens=_token_names(spec, tokenizer),
         has_chat_template=tokenizer is not None and tokenizer.has_chat_template,
-        samplers=_samplers(spec.paradigm),
+        samplers=_samplers(spec),
         capture_obstacle=_capture_obstacle(module),
-        warnings=_warnings(architecture, spec, tokenizer),
+        warnings=_warnings(architecture, spec, tokenizer, has_published_size),
     )
 
 
@@ -144,10 +151,12 @@ def _token_names(spec: ModelSpec, tokenizer: ModelTokenizer | None) -> dict[str,
     return {} if tokenizer is None else {role: tokenizer.id_to_token(getattr(spec, f"{role}_id")) for role in roles}
 
 
-def _samplers(paradigm: Paradigm) -> tuple[str, ...]:
+def _samplers(spec: ModelSpec) -> tuple[str, ...]:
     from floatscope.sampling.samplers import SAMPLERS
 
-    return ("ar",) if paradigm is Paradigm.ARM else tuple(name for name in SAMPLERS if name != "ar")
+    if spec.block_size is not None:  # decoding refuses it
+        return ()
+    return ("ar",) if spec.paradigm is Paradigm.ARM else tuple(name for name in SAMPLERS if name != "ar")
 
 
 def _capture_obstacle(module: Any) -> str | None:
@@ -161,8 +170,14 @@ def _capture_obstacle(module: Any) -> str | None:
     return None
 
 
-def _warnings(architecture: Architecture, spec: ModelSpec, tokenizer: ModelTokenizer | None) -> tuple[str, ...]:
+def _warnings(
+    architecture: Architecture, spec: ModelSpec, tokenizer: ModelTokenizer | None, has_published_size: bool
+) -> tuple[str, ...]:
     warnings = [architecture.note] if architecture.note else []
+    if spec.block_size is not None and has_published_size:
+        warnings.append(
+            f"its config names no block size; {spec.block_size} is that of its authors, and block_size= gives another"
+        )
     if tokenizer is None:
         warnings.append("no tokenizer: prompts are token ids")
     if architecture.paradigm is Paradigm.ARM and spec.paradigm is Paradigm.MDM:

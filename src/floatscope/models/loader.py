@@ -3,6 +3,7 @@
     model = load("GSAI-ML/LLaDA-8B-Instruct")          # a hub id; or a folder, a .gguf file, twin:NAME, smollm2:NAME
     model = load("folder", device="cuda", dtype="bf16")
     model = load("gpt2-diffusion", mask_id=50257)      # a causal model that was trained to denoise
+    model = load("Qwen3-bd3lm", block_size=32)         # a model that attends block-causally; most configs say so
     model = load("base.gguf+sibling")                  # a base with an adapter that `floatscope adapt` wrote
 
 Everything is checked before the weights are read. Weights go tensor by tensor from the file to the device, in the
@@ -14,6 +15,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
+from floatscope.compat import read_in_order
 from floatscope.errors import UserError, explain_read_errors, name_in_errors, printable, summarize_error
 from floatscope.files.digests import fingerprint
 from floatscope.models import gguf, remote_code
@@ -58,6 +61,7 @@ def load(
     dtype: str | torch.dtype | None = None,
     mask_id: int | None = None,
     shift: bool | None = None,
+    block_size: int | None = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> Model:
@@ -70,6 +74,8 @@ def load(
         dtype: such as "bf16" or torch.float32. Default: float32 on a CPU, otherwise the checkpoint's own.
         mask_id: the id of the mask token, if the files do not say it or are wrong. It makes any model an MDM.
         shift: whether the logits at row p predict position p + 1 instead of p; overrides the architecture's default.
+        block_size: the size of the blocks of a model that attends block-causally, if the files do not say it or are
+            wrong. It makes any MDM block-causal.
         revision: a branch, tag or commit on the hub.
         trust_remote_code: run the checkpoint's own code if no row of the architecture table opens it.
 
@@ -84,13 +90,14 @@ def load(
         model.spec.paradigm, model.spec.mask_id  # ('mdm', 4095)
     """
     target, chosen_dtype = resolve_device(device), resolve_dtype(dtype)
-    overrides: dict[str, Any] = {"mask_id": mask_id, "shift": shift}
+    overrides: dict[str, Any] = {"mask_id": mask_id, "shift": shift, "block_size": block_size}
     with explain_read_errors(name):
         base, adapter = split_adapter(name)
         if adapter is not None:
-            if mask_id is not None or shift is not None:
+            if any(value is not None for value in overrides.values()):
                 raise UserError(
-                    f"the adapter of {printable(name)} sets the mask token and the shift; leave out mask_id= and shift="
+                    f"the adapter of {printable(name)} sets the mask token and the shift, and has no blocks; leave out"
+                    " mask_id=, shift= and block_size="
                 )
             options = {"device": device, "dtype": dtype, "revision": revision, "trust_remote_code": trust_remote_code}
             model = _load_adapted(base, adapter, target, options)
@@ -213,15 +220,16 @@ def _load_weights(prepared: PreparedCheckpoint, device: Device, dtype: torch.dty
                 for k, t in tensors.items()
                 if not re.fullmatch(architecture.ignored_keys, k)
             }
-            module, info = type(empty_module).from_pretrained(
-                None,
-                config=empty_module.config,
-                state_dict=state_dict,
-                dtype=dtype,
-                device_map=device if isinstance(device, str) else {"": device},
-                attn_implementation=empty_module.config._attn_implementation,  # transformers' choice, not the file's
-                output_loading_info=True,
-            )
+            with read_in_order() if architecture.has_experts else nullcontext():
+                module, info = type(empty_module).from_pretrained(
+                    None,
+                    config=empty_module.config,
+                    state_dict=state_dict,
+                    dtype=dtype,
+                    device_map=device if isinstance(device, str) else {"": device},
+                    attn_implementation=empty_module.config._attn_implementation,  # transformers' choice, not a file's
+                    output_loading_info=True,
+                )
             check_keys(info["missing_keys"], info["unexpected_keys"])
             for key, stored, needed in info["mismatched_keys"]:
                 raise UserError(f"its tensor {key} is {tuple(stored)}, but its config.json needs {tuple(needed)}")

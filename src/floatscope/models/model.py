@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from floatscope.canvas import CanvasState
+from floatscope.capture.block_causal import block_causal_name, find_block_size, use_block_causal
 from floatscope.errors import UserError
 from floatscope.models.spec import ModelSpec
 from floatscope.schema import Paradigm
@@ -47,10 +48,17 @@ class Model:
     spec: ModelSpec
     tokenizer: ModelTokenizer | None = None
 
+    def __post_init__(self) -> None:
+        """Give the module of a block-causal model its mask, so that each of its forwards has it."""
+        size = self.spec.block_size
+        if size is not None and find_block_size(self.module) != size:
+            use_block_causal(self.module, size)
+
     def __repr__(self) -> str:
-        paradigm = self.spec.paradigm.label
+        paradigm, size = self.spec.paradigm.label, self.spec.block_size
         layers = getattr(getattr(self.module, "config", None), "num_hidden_layers", None)
         parameters = sum(p.numel() for p in self.module.parameters())
+        paradigm += "" if size is None else f" in blocks of {size}"
         parts = [paradigm, *([] if layers is None else [f"{layers} layers"]), f"{parameters:,} parameters"]
         dtype = str(self.dtype).removeprefix("torch.")
         return f"Model({self.spec.name}: {', '.join(parts)}, {dtype} on {self.device})"
@@ -72,6 +80,7 @@ class Model:
         return {
             "model": self.spec.name,
             **{name: getattr(self.spec, name) for name in names},
+            **({} if self.spec.block_size is None else {"block_size": self.spec.block_size}),
             "remote_code": self.spec.uses_remote_code,
             "dtype": str(self.dtype).removeprefix("torch."),
         }
@@ -83,7 +92,14 @@ class Model:
 
     def forward(self, canvas: CanvasState, rows: slice | None = None) -> Float[Tensor, "batch row vocabulary"]:
         """Return the logits of `rows` (default: all); no cache, every position is computed."""
-        arguments = {"use_cache": False, **({"is_causal": False} if self.spec.paradigm is Paradigm.MDM else {})}
+        spec, arguments = self.spec, {"use_cache": False}
+        if find_block_size(self.module) != spec.block_size:
+            raise UserError(
+                f"the attention of {spec.name} was changed after it was opened; set_attn_implementation("
+                f"'{'sdpa' if spec.block_size is None else block_causal_name(spec.block_size)}') restores it"
+            )
+        if spec.paradigm is Paradigm.MDM and spec.block_size is None:
+            arguments["is_causal"] = False
         return self._logits(canvas, 0, slice(0, canvas.tokens.shape[1]) if rows is None else rows, arguments)
 
     def cached_forward(self) -> Callable[[CanvasState, slice], Tensor]:

@@ -11,13 +11,13 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from floatscope.errors import LIBRARY_ERRORS, UserError, join_names, name_in_errors, printable, summarize_error
 from floatscope.files.digests import sha256_json
@@ -66,6 +66,7 @@ SIZES = (  # whole numbers of at least 1
     "head_dim",
     "max_position_embeddings",
 )
+EXPERT_TENSORS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}  # of all experts → of one
 SCALES = ("rope_theta", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps")  # numbers above 0
 
 
@@ -80,17 +81,14 @@ class PreparedCheckpoint:
     spec: ModelSpec
 
 
-def prepare_checkpoint(
-    name: str, path: Path, *, weights: bool = True, mask_id: int | None = None, shift: bool | None = None
-) -> PreparedCheckpoint:
+def prepare_checkpoint(name: str, path: Path, *, weights: bool = True, **overrides: Any) -> PreparedCheckpoint:
     """Find the architecture, config, tokenizer and spec of a checkpoint folder, and check them against each other.
 
     Args:
         name: the name that the spec shows.
         path: the folder.
         weights: whether the weight files are there, so that their headers can be checked too.
-        mask_id: overrides the mask token of the files.
-        shift: overrides the shift of the architecture.
+        **overrides: `mask_id`, `shift` and `block_size`, as in `load`.
     """
     checkpoint = read_checkpoint(path) if weights else Checkpoint(path, read_config(path), (), {})
     with name_in_errors(path):
@@ -98,13 +96,14 @@ def prepare_checkpoint(
         if match is None:
             raise unknown_architecture(checkpoint.config, checkpoint.tensors if weights else {})
         architecture, class_name = match
+        checkpoint = checkpoint.split(lambda key: architecture.split_tensor(key, checkpoint.config))
         _check_config_limits(path, architecture, class_name, checkpoint.config)
         config = build_config(architecture, class_name, checkpoint.config)
         tokenizer = open_tokenizer(path, has_separator=architecture.has_separator)
         empty_module = build_empty_module(class_name, config)
         if weights:
             _check_tensors(checkpoint, architecture, empty_module)
-        spec = infer_spec(name, architecture, checkpoint.config, empty_module, tokenizer, mask_id=mask_id, shift=shift)
+        spec = infer_spec(name, architecture, checkpoint.config, empty_module, tokenizer, **overrides)
     return PreparedCheckpoint(checkpoint, architecture, empty_module, tokenizer, spec)
 
 
@@ -140,9 +139,18 @@ def build_config(architecture: Architecture, class_name: str, config: dict[str, 
 
 
 def _network_settings(config: dict[str, Any]) -> dict[str, Any]:
-    """Drop ignored settings, at every depth."""
-    settings = {k: v for k, v in config.items() if k not in IGNORED_SETTINGS}
-    return {k: _network_settings(v) if isinstance(v, dict) else v for k, v in settings.items()}
+    """Drop ignored settings, and decode infinite ones, at every depth."""
+    return {k: _decode_setting(v) for k, v in config.items() if k not in IGNORED_SETTINGS}
+
+
+def _decode_setting(value: Any) -> Any:
+    """JSON has no infinity: transformers writes it as an object (Mamba2's `time_step_limit`)."""
+    if isinstance(value, list):
+        return [_decode_setting(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    is_infinite = value.keys() == {"__float__"} and value["__float__"] in ("Infinity", "-Infinity")
+    return float(value["__float__"]) if is_infinite else _network_settings(value)
 
 
 def _check_config(config: Any) -> None:
@@ -193,7 +201,12 @@ def _check_tensors(checkpoint: Checkpoint, architecture: Architecture, empty_mod
     names ourselves, or if more weights are needed than are stored; loading finds the rest.
     """
     tied = set(getattr(empty_module, "all_tied_weights_keys", {}))
-    needed = empty_module.state_dict()
+    needed: dict[str, Tensor] = empty_module.state_dict()
+    if architecture.has_experts:
+        experts = max((t.shape[0] for k, t in needed.items() if _is_expert_tensor(k)), default=0)
+        if experts > len(checkpoint.tensors):
+            raise UserError(f"its config.json has {experts} experts, but there are {len(checkpoint.tensors)} tensors")
+        needed = unstack_experts(needed)
     names = module_keys(checkpoint, architecture, empty_module)
     stored = {name: checkpoint.tensors[key] for key, name in names.items()}
     counts = Counter(names.values())
@@ -209,6 +222,25 @@ def _check_tensors(checkpoint: Checkpoint, architecture: Architecture, empty_mod
         is_weight = key.endswith(".weight") if parameter is None else parameter.is_floating_point()
         if is_weight and tensor.dtype not in TORCH_DTYPES:
             raise UserError(f"its tensor {printable(key)} is stored as {tensor.dtype}; {SUPPORTED_DTYPES}")
+
+
+def unstack_experts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors with the experts of a mixture one by one, as files have them; the gates come first."""
+    separate: dict[str, Tensor] = {}
+    for key, tensor in tensors.items():
+        if not _is_expert_tensor(key):
+            separate[key] = tensor
+            continue
+        prefix, _, name = key.rpartition(".")
+        for expert, weights in enumerate(tensor.unbind(0)):
+            parts = weights.chunk(len(EXPERT_TENSORS[name]))
+            for part, values in zip(EXPERT_TENSORS[name], parts, strict=True):
+                separate[f"{prefix}.{expert}.{part}.weight"] = values
+    return separate
+
+
+def _is_expert_tensor(key: str) -> bool:
+    return key.rpartition(".")[0].endswith(".experts") and key.rpartition(".")[2] in EXPERT_TENSORS
 
 
 def module_keys(checkpoint: Checkpoint, architecture: Architecture, empty_module: nn.Module) -> dict[str, str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from floatscope.models.checkpoint_writer import checkpoint_tensors, write_checkp
 SIGNATURE = {"written_by": "floatscope.write_random"}  # in config.json
 OWN_FILES = ("model*.safetensors*", "*token*.json", "vocab.json", "merges.txt", "chat_template.jinja")
 WEIGHT_STD = 0.3  # with the usual 0.02, a model this small attends to everything alike
+EXPERTS = 8
 SIZES = {"width": 64, "layers": 6, "heads": 4, "kv_heads": 4, "ffn": 192, "vocab_size": 512, "context": 4096}
 CONFIG_NAMES = {  # our names → those of a transformers config
     "width": "hidden_size",
@@ -45,6 +46,10 @@ CHATML_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+LLADA2_TEMPLATE = (
+    "{% for message in messages %}<role>{{ message['role'] | upper }}</role>{{ message['content'] }}<|role_end|>"
+    "{% endfor %}{% if add_generation_prompt %}<role>ASSISTANT</role>{% endif %}"
+)
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,7 @@ class RandomArchitecture:
     extra_tokens: tuple[str, ...] = ()  # special tokens without a role
     chat_template: str | None = None
     mask_token: str | None = None
+    extra_config: dict[str, int] = field(default_factory=dict)  # settings that the transformers class does not have
 
 
 def write_random(folder: str | Path, architecture: str = "llada", seed: int = 0, shards: int = 1, **sizes: int) -> Path:
@@ -64,7 +70,8 @@ def write_random(folder: str | Path, architecture: str = "llada", seed: int = 0,
 
     Args:
         folder: a new or empty folder, or one that this function wrote before.
-        architecture: "llada", "dream", "llama" or "bert".
+        architecture: a key of `RANDOM_ARCHITECTURES`: "llada", "dream", "llada2", "llada-moe", "sdar", "sdar-moe",
+            "fast-dllm-v2", "a2d", "llama" or "bert". Mixtures have 8 experts of `ffn` / 2 hidden units, 2 for a token.
         seed: the seed of the weights.
         shards: the number of weight files.
         **sizes: width, layers, heads, kv_heads, ffn, vocab_size, context; the defaults are `SIZES`. If `vocab_size` is
@@ -100,7 +107,7 @@ def write_random(folder: str | Path, architecture: str = "llada", seed: int = 0,
         module = row.build(sizes, {"initializer_range": WEIGHT_STD, "tie_word_embeddings": False})
     checkpoint_tensors(module, row.file_format, shards)  # raises before any file is touched
     _prepare_folder(Path(folder))
-    extra_config: dict[str, int | str] = {**ids, **SIGNATURE}
+    extra_config: dict[str, int | str] = {**ids, **row.extra_config, **SIGNATURE}
     return write_checkpoint(
         folder, module, row.file_format, tokenizer=tokenizer, extra_config=extra_config, shards=shards
     )
@@ -115,8 +122,10 @@ def _check_numbers(sizes: dict[str, int], seed: int, shards: int, architecture: 
     width, heads, kv_heads = sizes["width"], sizes["heads"], sizes["kv_heads"]
     if width % heads or heads % kv_heads:
         raise UserError(f"width {width}, heads {heads}, kv_heads {kv_heads}: each must be a multiple of the next")
-    if architecture != "bert" and width // heads % 2:
-        raise UserError(f"width {width} with {heads} heads gives heads of {width // heads}, which must be even")
+    multiple = {"bert": 1, "llada2": 4}.get(architecture, 2)  # a rotation turns pairs; LLaDA2's turns half of a head
+    if width // heads % multiple:
+        rule = "even" if multiple == 2 else f"a multiple of {multiple}"
+        raise UserError(f"width {width} with {heads} heads gives heads of {width // heads}, which must be {rule}")
 
 
 def _prepare_folder(folder: Path) -> None:
@@ -163,6 +172,59 @@ def _build_qwen2(sizes: dict[str, int], settings: dict[str, Any]) -> Any:
     return Qwen2ForCausalLM(Qwen2Config(**_config_sizes(sizes), rope_parameters=rope, rms_norm_eps=1e-6, **settings))
 
 
+def _build_qwen3(sizes: dict[str, int], settings: dict[str, Any]) -> Any:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    rope = {"rope_type": "default", "rope_theta": 1000000.0}
+    head = {"head_dim": sizes["width"] // sizes["heads"]}
+    return Qwen3ForCausalLM(
+        Qwen3Config(**_config_sizes(sizes), **head, rope_parameters=rope, rms_norm_eps=1e-6, **settings)
+    )
+
+
+def _build_qwen3_moe(sizes: dict[str, int], settings: dict[str, Any]) -> Any:
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    rope = {"rope_type": "default", "rope_theta": 1000000.0}
+    head = {"head_dim": sizes["width"] // sizes["heads"]}
+    experts = {"num_experts": EXPERTS, "num_experts_per_tok": 2, "moe_intermediate_size": max(1, sizes["ffn"] // 2)}
+    routing = {"norm_topk_prob": True, **settings}
+    config = Qwen3MoeConfig(
+        **_config_sizes(sizes), **head, **experts, rope_parameters=rope, rms_norm_eps=1e-6, **routing
+    )
+    return Qwen3MoeForCausalLM(config)
+
+
+def _build_qwen3_moe_unnormalised(sizes: dict[str, int], settings: dict[str, Any]) -> Any:
+    return _build_qwen3_moe(sizes, {**settings, "norm_topk_prob": False})
+
+
+def _build_glm4_moe(sizes: dict[str, int], settings: dict[str, Any]) -> Any:
+    from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
+
+    config = Glm4MoeConfig(
+        **_config_sizes(sizes),
+        head_dim=sizes["width"] // sizes["heads"],
+        moe_intermediate_size=max(1, sizes["ffn"] // 2),
+        n_routed_experts=EXPERTS,
+        n_group=4,
+        topk_group=2,
+        num_experts_per_tok=2,
+        routed_scaling_factor=2.5,
+        first_k_dense_replace=min(1, sizes["layers"] - 1),
+        use_qk_norm=True,
+        num_mtp_layers=0,
+        rope_parameters={"rope_type": "default", "rope_theta": 600000.0, "partial_rotary_factor": 0.5},
+        rms_norm_eps=1e-6,
+        **settings,
+    )
+    module = Glm4MoeForCausalLM(config)
+    for name, bias in module.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            torch.nn.init.normal_(bias, std=WEIGHT_STD)  # zeros at first, and a bias of zeros would test nothing
+    return module
+
+
 def _build_bert(sizes: dict[str, int], settings: dict[str, Any]) -> Any:
     from transformers import BertConfig, BertForMaskedLM
 
@@ -173,6 +235,12 @@ def _config_sizes(sizes: dict[str, int]) -> dict[str, int]:
     return {CONFIG_NAMES[name]: value for name, value in sizes.items()}
 
 
+SDAR_TOKENS: dict[str, Any] = {
+    "special_tokens": {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "mask_token": "<|MASK|>"},
+    "extra_tokens": ("<|im_start|>",),
+    "chat_template": CHATML_TEMPLATE,
+    "mask_token": "<|MASK|>",
+}
 RANDOM_ARCHITECTURES = {
     "llada": RandomArchitecture(
         file_format="llada",
@@ -192,6 +260,44 @@ RANDOM_ARCHITECTURES = {
             "mask_token": "<|mask|>",
         },
         extra_tokens=("<|im_start|>", "<|im_end|>"),
+        chat_template=CHATML_TEMPLATE,
+        mask_token="<|mask|>",
+    ),
+    "llada2": RandomArchitecture(
+        file_format="llada2",
+        build=_build_glm4_moe,
+        special_tokens={"bos_token": "<|startoftext|>", "eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"},
+        extra_tokens=("<role>", "</role>", "<|role_end|>", "<|mask|>"),
+        chat_template=LLADA2_TEMPLATE,
+        mask_token="<|mask|>",
+        extra_config={"block_size": 32},
+    ),
+    "llada-moe": RandomArchitecture(
+        file_format="llada-moe",
+        build=_build_qwen3_moe_unnormalised,
+        special_tokens={"bos_token": "<|startoftext|>", "eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"},
+        extra_tokens=("<role>", "</role>", "<|role_end|>", "<|mdm_mask|>"),
+        chat_template=LLADA2_TEMPLATE,
+        mask_token="<|mdm_mask|>",
+    ),
+    "sdar": RandomArchitecture(file_format="sdar", build=_build_qwen3, **SDAR_TOKENS, extra_config={"block_size": 4}),
+    "sdar-moe": RandomArchitecture(
+        file_format="sdar-moe", build=_build_qwen3_moe, **SDAR_TOKENS, extra_config={"block_size": 4}
+    ),
+    "fast-dllm-v2": RandomArchitecture(
+        file_format="fast-dllm-v2",
+        build=_build_qwen2,
+        special_tokens={"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"},
+        extra_tokens=("<|im_start|>", "|<MASK>|"),
+        chat_template=CHATML_TEMPLATE,
+        mask_token="|<MASK>|",
+        extra_config={"bd_size": 32},
+    ),
+    "a2d": RandomArchitecture(
+        file_format="a2d",
+        build=_build_qwen3,
+        special_tokens={"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "mask_token": "<|mask|>"},
+        extra_tokens=("<|im_start|>",),
         chat_template=CHATML_TEMPLATE,
         mask_token="<|mask|>",
     ),

@@ -1,13 +1,15 @@
 """What floatscope must know about a checkpoint that its weights do not say.
 
-    spec = infer_spec("tiny", architecture, config_json, module, tokenizer, mask_id=None, shift=None)
+    spec = infer_spec("tiny", architecture, config_json, module, tokenizer)
     spec.paradigm, spec.mask_id, spec.shift      # "mdm", 126336, False
+    spec.visibility                              # MaskStructure(kind="full", size=0)
 
 The facts come from the files of the checkpoint, its row in the architecture table, and the user's arguments.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +19,7 @@ from floatscope.errors import UserError, printable
 from floatscope.models.architectures import Architecture
 from floatscope.models.conversions import Config
 from floatscope.models.tokenizer import ModelTokenizer
-from floatscope.schema import Paradigm
+from floatscope.schema import MaskKind, MaskStructure, Paradigm
 
 
 @dataclass(frozen=True)
@@ -36,10 +38,12 @@ class ModelSpec:
     paradigm: Paradigm  # or its name, "mdm" or "arm"
     mask_id: int | None
     shift: bool = False  # the logits at row p predict position p + 1
+    block_size: int | None = None  # an MDM that attends block-causally, in blocks of this size; None: to all positions
     architecture: str = ""  # the row of the architecture table that opened it
     bos_id: int | None = None
     eos_id: int | None = None
     eot_id: int | None = None  # ends a turn, if that is another token than eos
+    other_eos_ids: tuple[int, ...] = ()  # further ends of text, if the config has several
     pad_id: int | None = None
     context: int | None = None  # number of positions it was trained for
     first_position: int = 0  # position id of the first token of a text (RoBERTa counts from its padding id + 1)
@@ -51,11 +55,24 @@ class ModelSpec:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "paradigm", Paradigm(self.paradigm))
+        _check_block_size(self.block_size)
+        if self.block_size is not None and self.paradigm is Paradigm.ARM:
+            raise UserError(
+                "block_size= is for masked diffusion models, and this model is autoregressive; leave it out, or give"
+                " mask_id= too"
+            )
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
         """The token ids that end a text."""
-        return tuple(dict.fromkeys(i for i in (self.eos_id, self.eot_id) if i is not None))
+        return tuple(dict.fromkeys(i for i in (self.eos_id, self.eot_id, *self.other_eos_ids) if i is not None))
+
+    @property
+    def visibility(self) -> MaskStructure:
+        """Which keys a row sees: all, those up to itself, or those up to the end of its block."""
+        if self.block_size is not None:
+            return MaskStructure(MaskKind.BLOCK, self.block_size)
+        return MaskStructure(MaskKind.CAUSAL if self.paradigm is Paradigm.ARM else MaskKind.FULL)
 
 
 def infer_spec(
@@ -65,8 +82,9 @@ def infer_spec(
     module: Any,
     tokenizer: ModelTokenizer | None,
     *,
-    mask_id: int | None,
-    shift: bool | None,
+    mask_id: int | None = None,
+    shift: bool | None = None,
+    block_size: int | None = None,
 ) -> ModelSpec:
     """Build the spec of a checkpoint.
 
@@ -78,11 +96,12 @@ def infer_spec(
         tokenizer: the tokenizer, or None.
         mask_id: overrides the checkpoint's mask token; makes any model a masked diffusion model.
         shift: overrides the architecture's shift; only for masked diffusion models.
+        block_size: overrides the block size of the checkpoint; only for masked diffusion models.
     """
     rows = module.get_input_embeddings().num_embeddings
     if tokenizer is not None and tokenizer.size > rows:
         raise UserError(f"its tokenizer has ids up to {tokenizer.size - 1}, but the model accepts 0 … {rows - 1}")
-    mask = architecture.find_mask_id(config, tokenizer) if mask_id is None else mask_id
+    mask = _find_mask_id(architecture, config, tokenizer, rows) if mask_id is None else mask_id
     paradigm = architecture.paradigm if mask_id is None else Paradigm.MDM
     if shift is not None and not isinstance(shift, bool):
         raise UserError(
@@ -98,14 +117,14 @@ def infer_spec(
     if mask is not None and not (type(mask) is int and 0 <= mask < rows):
         raise UserError(f"mask id {printable(repr(mask))} is not a valid token id; expected 0 … {rows - 1}")
 
-    def token_id(role: str) -> int | None:
-        """The first id in the config, else the tokenizer's."""
+    def token_ids(role: str) -> list[int]:
+        """The ids in the config, else the tokenizer's."""
         value = getattr(module.config, f"{role}_token_id", None)
-        value = value[0] if isinstance(value, list) and value else value
-        value = getattr(tokenizer, f"{role}_id", None) if value is None else value
-        return value if type(value) is int and 0 <= value < rows else None
+        value = getattr(tokenizer, f"{role}_id", None) if value is None or value == [] else value
+        return [i for i in (value if isinstance(value, list) else [value]) if type(i) is int and 0 <= i < rows]
 
-    eos, eot, pad = token_id("eos"), None if tokenizer is None else tokenizer.eot_id, token_id("pad")
+    bos, eos, pad = (token_ids(role) for role in ("bos", "eos", "pad"))
+    eot = None if tokenizer is None else tokenizer.eot_id
     first = _first_position(module)
     positions = getattr(module.config, "max_position_embeddings", None)
     return ModelSpec(
@@ -113,15 +132,53 @@ def infer_spec(
         paradigm=paradigm,
         mask_id=mask if paradigm is Paradigm.MDM else None,
         shift=architecture.shift if shift is None else shift,
+        block_size=_find_block_size(architecture, name, config, block_size),
         architecture=architecture.name,
-        bos_id=token_id("bos"),
-        eos_id=eos,
-        eot_id=None if eot == eos else eot,
-        pad_id=pad,
+        bos_id=_first(bos),
+        eos_id=_first(eos),
+        eot_id=None if eot == _first(eos) else eot,
+        other_eos_ids=tuple(i for i in eos[1:] if i != eot),
+        pad_id=_first(pad),
         context=architecture.context
         or (positions - first if isinstance(positions, int) and positions > first else None),
         first_position=first,
     )
+
+
+def _find_mask_id(
+    architecture: Architecture, config: Config, tokenizer: ModelTokenizer | None, rows: int
+) -> int | None:
+    """The mask token of the files, else the one that the authors of the family publish."""
+    mask, published = architecture.find_mask_id(config, tokenizer), architecture.published.mask_id
+    if mask is None and published is not None and published >= rows:
+        raise UserError(
+            f"neither its config.json nor its tokenizer names its mask token, and {published}, the one of"
+            f" {architecture.name}, is outside its vocabulary, 0 … {rows - 1}; give its id with mask_id="
+        )
+    return published if mask is None else mask
+
+
+def _find_block_size(architecture: Architecture, name: str, config: Config, block_size: int | None) -> int | None:
+    """The block size that the user gives, else that of the config, else that of the family; None: no blocks."""
+    sizes = [block_size, *(config.get(setting) for setting in architecture.block_settings)]
+    size = next((s for s in [*sizes, architecture.published.block_size] if s is not None), None)
+    if size is None and re.search(architecture.block_names, name):
+        raise UserError(
+            f"its name says that it attends in blocks, and its config.json has no {architecture.block_settings[0]};"
+            " give the size with block_size= (its authors use 32)"
+        )
+    return _check_block_size(size)
+
+
+def _check_block_size(size: Any) -> int | None:
+    if size is not None and (type(size) is not int or size < 1):
+        raise UserError(f"block size {printable(repr(size))} is not valid; expected a whole number of at least 1")
+    checked: int | None = size
+    return checked
+
+
+def _first(values: list[int]) -> int | None:
+    return values[0] if values else None
 
 
 def _first_position(module: nn.Module) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 from floatscope.errors import UserError, is_rust_error, summarize_error
 from floatscope.models.chat_template import Messages, render_chat
 
-END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<turn|>", "<|end|>")
+END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<turn|>", "<|end|>", "<|role_end|>")
 REPLACEMENT_CHARACTER = "\ufffd"  # what an incomplete character decodes to
 PLACEHOLDER = "floatscope-puts-the-prompt-here"  # rendered once, to see what a chat template writes around a prompt
 

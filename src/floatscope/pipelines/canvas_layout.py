@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from floatscope.errors import UserError
 from floatscope.models.model import Model
 from floatscope.schema import Paradigm
 
@@ -50,7 +51,13 @@ class CanvasLayout:
 
 def plan_layout(model: Model, new_tokens: int, suffix: Sequence[int] = ()) -> CanvasLayout:
     """Return the layout of a model's canvases; `suffix` is for an MDM only."""
-    if model.spec.paradigm is Paradigm.ARM:
+    spec = model.spec
+    if spec.block_size is not None:
+        raise UserError(
+            f"{spec.name} attends in blocks of {spec.block_size} that count from position 0, and decoding in such"
+            " blocks is not supported yet; run model.forward, or watch code that runs model.module with fs.watch"
+        )
+    if spec.paradigm is Paradigm.ARM:
         return CanvasLayout(new_tokens, grows=True)
     own = model.tokenizer.suffix if model.tokenizer is not None else ()
     return CanvasLayout(new_tokens, (*suffix, *own))
