@@ -32,6 +32,7 @@ PRIVATE_APIS = {
         "_native_multi_head_attention",
         "_transformer_encoder_layer_fwd",
         "TransformGetItemToIndex",
+        "torch._C._current_graph_task_id",
     ),
     "transformers": (
         "_supports_attention_backend",
@@ -137,6 +138,11 @@ def index_by_scalars() -> AbstractContextManager[Any]:
     from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 
     return TransformGetItemToIndex()
+
+
+def is_in_backward() -> bool:
+    """`torch._C._current_graph_task_id`: whether autograd runs a backward in this thread (torch 2.13)."""
+    return torch._C._current_graph_task_id() != -1
 
 
 # --- transformers ---------------------------------------------------------------------------------------------------

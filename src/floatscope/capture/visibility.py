@@ -164,6 +164,27 @@ class Visibility:
         """Whether some sample has padding between valid keys."""
         return self.valid is not None and not all(is_gapless for _, _, is_gapless in self._valid_ranges)
 
+    def find_padding(self) -> Bool[Tensor, "batch key"] | None:
+        """The keys that are certainly padding; None if there are none.
+
+        They are those that `valid` hides. In a mask that is a tensor, they are positions at an end of the sequence
+        whose key no row sees, and whose own row sees nothing (Dream) or what all other rows see (a mask of keys).
+        """
+        if self.mask is None:
+            return None if self.valid is None else ~self.valid
+        visible = self.mask if self.mask.dtype == torch.bool else self.mask > HIDING_THRESHOLD
+        visible = visible.any(1)  # [b, query, key]
+        is_key_mask = (
+            (visible == visible[:, :1]).all(-1).all(-1) if self.queries > 1 else visible.new_zeros(len(visible))
+        )
+        is_blind = ~visible.any(-1) | is_key_mask[:, None]  # [b, query]
+        padding = torch.zeros(len(visible), self.keys, dtype=torch.bool, device=visible.device)
+        padding[:, self.offset :] = ~visible.any(1)[:, self.offset :] & is_blind
+        at_start = padding.long().cumprod(-1).bool()
+        at_end = padding.flip(-1).long().cumprod(-1).flip(-1).bool()
+        padding = at_start | at_end
+        return padding if bool(padding.any()) else None
+
     def key_span(self, rows: slice) -> slice:
         """The smallest known range of keys that `rows` may see, at least one; other columns need not be computed."""
         first, last = self.offset + rows.start, self.offset + rows.stop - 1
