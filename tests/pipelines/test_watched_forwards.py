@@ -387,3 +387,60 @@ def test_the_generate_of_diffusion_gemma_is_seen(seed, padded):
         assert trace.arrays["tokens"][3, : 13 - start].tolist() == plain[b, start:13].tolist()
         received = trace.received(layer=None)
         np.testing.assert_allclose(np.nansum(received, -1), 1.0, rtol=1e-4)
+
+
+# ---- padding in a mask of four dimensions
+
+
+@pytest.mark.parametrize("additive", [False, True])
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("rows", ["blind", "key mask", "causal"])
+def test_padding_in_a_four_dimensional_mask_leaves_no_mark(additive, side, rows):
+    """Dream hides the rows and the columns of the padding; other samplers hide the columns alone."""
+    model = build_arm()
+    tokens = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12], [20, 21, 22, 23, 24, 0, 0, 0]])
+    valid = tokens != 0
+    if side == "left":
+        tokens[1], valid[1] = tokens[1].roll(3), valid[1].roll(3)
+    mask = valid[:, None, None] & (valid[:, None, :, None] | torch.tensor(rows == "key mask"))
+    own = torch.ones(8, 8, dtype=torch.bool)
+    if rows == "causal":
+        own = own.tril()
+    mask = mask & own
+    given = torch.where(mask, 0.0, torch.finfo(torch.float32).min) if additive else mask
+    positions = (valid.long().cumsum(-1) - 1).clamp_min(0)
+    traces = watch_calls(model, lambda: model(tokens, attention_mask=given, position_ids=positions, use_cache=False))
+    for b, trace in enumerate(traces):
+        alone = tokens[b : b + 1, valid[b]]
+        single = own[: alone.shape[1], : alone.shape[1]][None, None]
+        (expected,) = watch_calls(model, lambda a=alone, m=single: model(a, attention_mask=m, use_cache=False))
+        assert trace.arrays["keys"].tolist() == [alone.shape[1]]
+        assert trace.arrays["tokens"].tolist() == alone.tolist()
+        np.testing.assert_allclose(trace.received(), expected.received(), 1e-4, 1e-6)
+        np.testing.assert_array_equal(trace.arrays["top_key"], expected.arrays["top_key"])
+
+
+def test_a_dream_like_loop_over_a_padded_batch_equals_its_samples():
+    """The mask of four dimensions is given at each step, and positions count from the first token of each sample."""
+    model, mask_id = build_arm(), 49
+    prompts = [[5, 6, 7, 8, 9], [20, 21]]
+
+    def denoise(tokens, valid):
+        given = valid[:, None, None] & valid[:, None, :, None]
+        positions = (valid.long().cumsum(-1) - 1).clamp_min(0)
+        for _ in range(3):
+            logits = model(tokens, attention_mask=given, position_ids=positions, use_cache=False).logits
+            logits[..., mask_id] = -torch.inf
+            first = (tokens == mask_id).int().argmax(-1)
+            tokens = tokens.scatter(1, first[:, None], logits.argmax(-1).gather(1, first[:, None]))
+
+    rows = [[0] * (5 - len(prompt)) + prompt + [mask_id] * 3 for prompt in prompts]
+    batch = torch.tensor(rows)
+    traces = watch_calls(model, lambda: denoise(batch, batch != 0), mask_id=mask_id)
+    assert len(traces) == 2
+    for trace, prompt in zip(traces, prompts, strict=True):
+        alone = torch.tensor([[*prompt, *[mask_id] * 3]])
+        (expected,) = watch_calls(model, lambda a=alone: denoise(a, a != 0), mask_id=mask_id)
+        np.testing.assert_array_equal(trace.arrays["states"], expected.arrays["states"])
+        np.testing.assert_array_equal(trace.arrays["tokens"], expected.arrays["tokens"])
+        np.testing.assert_allclose(trace.received(layer=None), expected.received(layer=None), 1e-4, 1e-6)

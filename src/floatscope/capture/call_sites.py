@@ -113,8 +113,8 @@ class CallSites:
             return name
         if module in self.inside_blocks:
             raise UserError(
-                f"layer '{name}' computes attention {count} times in one forward and combines the results, as"
-                " differential attention does: it has no single attention matrix, so it cannot be captured"
+                f"layer '{name}' computes attention more than once in one forward, as differential attention does: it"
+                " has no single attention matrix, so it cannot be captured"
             )
         return f"{name} (call {count})"
 

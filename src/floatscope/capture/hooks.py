@@ -42,6 +42,10 @@ from floatscope.errors import UserError
 
 IMPLEMENTATION = "floatscope"
 """The name under which transformers knows our attention and mask functions."""
+TENSOR_MASK_IMPLEMENTATION = "floatscope_tensor_mask"
+"""The name under which it knows our attention function with its own mask function of SDPA."""
+TENSOR_MASK_MODELS = ("doge",)
+"""Model types that build another mask from the one they get, so it must be a tensor."""
 UNSUPPORTED_ARGUMENTS = {
     "softcap": "a soft cap on the scores",
     "s_aux": "attention sinks as parameters",
@@ -148,15 +152,19 @@ def _attach_attention_interface(
         sites.original_attention = [(config, attention_name(config)) for config in _configs(module)]
         for config, name in sites.original_attention:
             undo.callback(set_attention_name, config, name)
-        module.set_attn_implementation(IMPLEMENTATION)  # type: ignore[operator]
+        builds_masks = getattr(module.config, "model_type", None) in TENSOR_MASK_MODELS
+        name = TENSOR_MASK_IMPLEMENTATION if builds_masks else IMPLEMENTATION
+        module.set_attn_implementation(name)  # type: ignore[operator]
         yield
 
 
 def _register_functions() -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
 
-    AttentionInterface.register(IMPLEMENTATION, _attention_function)
-    AttentionMaskInterface.register(IMPLEMENTATION, _mask_function)
+    for name, mask_function in ((IMPLEMENTATION, _mask_function), (TENSOR_MASK_IMPLEMENTATION, sdpa_mask)):
+        AttentionInterface.register(name, _attention_function)
+        AttentionMaskInterface.register(name, mask_function)
 
 
 def _attention_function(

@@ -38,6 +38,10 @@ HIDING_THRESHOLD = torch.finfo(torch.float16).min / 2
 """An additive mask hides below this: -inf, -1e9 and the minimum of any dtype do, a steep ALiBi does not."""
 
 
+class MaskIsRead(UserError, AttributeError):
+    """A model reads its mask as if it were a tensor. An `AttributeError` too, so that `hasattr` says no."""
+
+
 @dataclass(frozen=True)
 class Visibility:
     """The keys each query may see. Build one with `full`, `causal`, `window`, `block`, `from_rule` or `from_mask`.
@@ -113,6 +117,20 @@ class Visibility:
                 " nothing; pass mask.bool(), or 0 for visible and -inf for hidden"
             )
         return Visibility(MaskKind.MASK, queries, keys, keys - queries, valid=normalize_padding(valid), mask=mask)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or not hasattr(Tensor, name):
+            raise AttributeError(name)
+        raise MaskIsRead(
+            f"the model reads its attention mask as a tensor (`mask.{name}`), to build another one from it or to use it"
+            " outside of attention, which is not captured"
+        )
+
+    def __getitem__(self, index: Any) -> Any:
+        raise MaskIsRead(
+            "the model reads its attention mask as a tensor (`mask[…]`), to build another one from it or to use it"
+            " outside of attention, which is not captured"
+        )
 
     @property
     def first_valid_key(self) -> Int[Tensor, " batch"] | int:

@@ -32,8 +32,9 @@ def watch(module: nn.Module | Model, *, mask_id: int | None = None, **settings: 
     or of a part of it, as `model(…)` or as `model.forward(…)`. `watch` does not know which positions are committed, so
     its traces have no predicting rows; use `fs.decode` for those.
 
-    Watching leaves the outputs as they are, with one exception: padding is not computed, so the outputs at padding
-    positions, which no other position sees, may differ.
+    The model runs its own attention and returns what it returns otherwise. In a padded batch this holds for the valid
+    positions, up to rounding: attention is computed without the padding, so outputs at padding positions, which no
+    valid position sees, are others.
 
     Args:
         module: a torch module or a floatscope `Model`.
