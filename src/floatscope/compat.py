@@ -36,6 +36,7 @@ PRIVATE_APIS = {
     ),
     "transformers": (
         "_supports_attention_backend",
+        "_is_stateful",
         "_attn_implementation_internal",
         "bidirectional_mask_function",
         "causal_mask_function",
@@ -151,6 +152,11 @@ def is_in_backward() -> bool:
 def uses_attention_interface(module: nn.Module) -> bool:
     """`_supports_attention_backend`: whether a model calls the AttentionInterface (transformers 5.17 to 5.23)."""
     return bool(getattr(module, "_supports_attention_backend", False)) and hasattr(module, "set_attn_implementation")
+
+
+def is_stateful(module: nn.Module) -> bool:
+    """`_is_stateful`: whether a model has layers with a recurrent state (transformers 5.17 to 5.23)."""
+    return bool(getattr(module, "_is_stateful", False))
 
 
 def has_attention_name(config: Any) -> bool:

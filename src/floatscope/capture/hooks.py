@@ -160,9 +160,9 @@ def _attach_attention_interface(
 
 def _register_functions() -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
 
-    for name, mask_function in ((IMPLEMENTATION, _mask_function), (TENSOR_MASK_IMPLEMENTATION, sdpa_mask)):
+    masks = {IMPLEMENTATION: _mask_function, TENSOR_MASK_IMPLEMENTATION: AttentionMaskInterface()["sdpa"]}
+    for name, mask_function in masks.items():
         AttentionInterface.register(name, _attention_function)
         AttentionMaskInterface.register(name, mask_function)
 
