@@ -311,6 +311,50 @@ def test_a_cache_of_the_models_own_equals_one_forward(seed):
         np.testing.assert_allclose(trace.received()[-1], expected.received()[0], 1e-3, 1e-5)
 
 
+def test_sequences_in_caches_of_the_models_own_are_told_apart_by_their_keys():
+    """Their forwards alternate, and they have the same lengths; the sampler swaps the caches."""
+    model = build_cached()
+    tokens = torch.randint(3, 50, (2, 1, sum(LENGTHS)))
+    caches: list[list] = [[None, None], [None, None]]
+
+    def run(i, part):
+        def call():
+            for block, past in zip(model.h, caches[i], strict=True):
+                block.past = past
+            model(part)
+            caches[i] = [block.past for block in model.h]
+
+        return call
+
+    calls = [run(i, tokens[i].split(LENGTHS, 1)[t]) for t in range(len(LENGTHS)) for i in range(2)]
+    traces = watch_calls(model, *calls)
+    assert [trace.arrays["tokens"][-1].tolist() for trace in traces] == tokens[:, 0].tolist()
+    model.reset()
+    caches[:] = [[None, None], [None, None]]
+    with torch.no_grad(), fs.watch(model):
+        model(tokens[0])
+        for block in model.h:
+            block.past = tuple(x + 1 for x in block.past)
+        with pytest.raises(fs.UserError, match=r"the other 8 are not those of the forward before"):
+            model(tokens[0, :, :2])
+
+
+def test_the_same_prompt_denoised_twice_is_two_sequences():
+    torch.manual_seed(0)
+    model, mask_id = build_arm(), 49
+
+    def denoise():
+        tokens = torch.tensor([[5, 6, mask_id, mask_id, mask_id]])
+        for step in range(4):  # the first one commits nothing, as Dream's
+            model(tokens, use_cache=False)
+            tokens = tokens.clone()
+            tokens[0, 2 : 2 + step] = 7
+
+    traces = watch_calls(model, denoise, denoise, mask_id=mask_id)
+    assert [len(trace.arrays["keys"]) for trace in traces] == [4, 4]
+    assert_same(*traces)
+
+
 def test_keys_from_elsewhere_are_explained(ids):
     model = build_cached()
     with torch.no_grad():

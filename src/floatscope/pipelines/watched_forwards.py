@@ -48,15 +48,18 @@ class _Begun:
     canvas: CanvasState
     sequence: WatchedSequence | None
     cached: int
+    last_key: Tensor  # [batch, head, dim]: of the first layer, at the last position
 
 
-@dataclass
+@dataclass(eq=False)
 class WatchedSequence:
-    """Forwards that belong together: a recorder, its layers, the canvas of the last forward and its cache."""
+    """Forwards that belong together: a recorder, its layers, the first canvas and the last one, and its cache."""
 
     recorder: Recorder
     layers: list[str]
+    first_canvas: CanvasState
     canvas: CanvasState
+    last_key: Tensor
     has_cache: bool = False
     is_appending: bool = True  # each forward computed exactly the rows that follow those of the one before
     _cache: weakref.ref[Any] | None = field(default=None, repr=False)
@@ -74,7 +77,7 @@ class WatchedSequence:
         # Rows that are computed again at every step must not be added up over steps.
         self.recorder.meta["rows"] = RowSource.CACHE if self.has_cache and self.is_appending else RowSource.ALL
         self.recorder.add(Step(begun.canvas, begun.canvas, Commits.empty()), capture)
-        self.canvas = begun.canvas
+        self.canvas, self.last_key = begun.canvas, begun.last_key
         self._cache = None if cache is None else weakref.ref(cache)
 
 
@@ -138,7 +141,8 @@ class WatchedForwards:
         sequence = begun.sequence
         if sequence is None:
             names = [f"{len(self.sequences)}.{b}" for b in range(len(begun.canvas.tokens))]
-            sequence = WatchedSequence(build_recorder(names, self.watcher, self.meta), layers, begun.canvas)
+            recorder = build_recorder(names, self.watcher, self.meta)
+            sequence = WatchedSequence(recorder, layers, begun.canvas, begun.canvas, begun.last_key)
             self.sequences.append(sequence)
         elif sequence.layers != layers:
             raise UserError(
@@ -171,7 +175,7 @@ class WatchedForwards:
         # 1. The positions that are already in a cache, and the sequence that the forward continues.
         own = call.visibility.keys - ids.shape[1] if forward.cache is None else 0
         cached = forward.cached or max(0, own)
-        sequence = self._find_sequence(layer, ids, forward, cached)
+        sequence = self._find_sequence(layer, ids, forward, cached, call.key)
         before = None if sequence is None else sequence.canvas
         if cached:
             prefix = self._find_prefix(call, layer, ids, forward, before, cached)
@@ -190,20 +194,21 @@ class WatchedForwards:
         if self.mask_id is not None:
             states[(ids == self.mask_id) & valid] = int(State.MASKED)
         canvas = CanvasState(ids, states, step=0 if sequence is None else sequence.canvas.step + 1)
-        self._begun = _Begun(canvas, sequence, cached)
+        self._begun = _Begun(canvas, sequence, cached, call.key[:, :, -1].detach().clone())
         self.watcher.begin(canvas)
 
-    def _find_sequence(self, layer: str, ids: Tensor, forward: _Forward, cached: int) -> WatchedSequence | None:
+    def _find_sequence(
+        self, layer: str, ids: Tensor, forward: _Forward, cached: int, key: Tensor
+    ) -> WatchedSequence | None:
         """The sequence that a forward continues; None: it starts one."""
         same_part = [s for s in reversed(self.sequences) if s.layers[0] == layer and len(s.canvas.tokens) == len(ids)]
         if forward.cache is not None:
             return next((s for s in same_part if cached and s.cache is forward.cache), None)
-        if not same_part:
-            return None
-        latest = same_part[0]
-        if cached:
-            return latest if latest.canvas.tokens.shape[1] == cached else None
-        return latest if latest is self.sequences[-1] and _has_same_prompt(latest.canvas, ids) else None
+        if cached:  # in a cache of the model's own: its last key says of which sequence
+            sequences = (s for s in same_part if s.canvas.tokens.shape[1] == cached)
+            return next((s for s in sequences if torch.equal(s.last_key, key[:, :, cached - 1])), None)
+        latest = self.sequences[-1] if self.sequences else None
+        return latest if latest in same_part and _continues(latest, ids) else None
 
     def _find_prefix(
         self, call: AttentionCall, layer: str, ids: Tensor, forward: _Forward, before: CanvasState | None, cached: int
@@ -270,10 +275,15 @@ def _read_valid(arguments: Mapping[str, Any], call: AttentionCall, ids: Tensor, 
     return valid
 
 
-def _has_same_prompt(before: CanvasState, ids: Tensor) -> bool:
-    """Whether a forward without a cache may continue the sequences of another: not shorter, with the same prompts."""
-    n = before.tokens.shape[1]
-    return n <= ids.shape[1] and bool((before.tokens == ids[:, :n])[before.states == State.PROMPT].all())
+def _continues(sequence: WatchedSequence, ids: Tensor) -> bool:
+    """Whether a forward without a cache continues a sequence: not shorter, with the same prompts, not from the start.
+
+    A canvas that is the first one again, after others, is a second decoding of the same prompts.
+    """
+    before, first, n = sequence.canvas, sequence.first_canvas.tokens, sequence.canvas.tokens.shape[1]
+    if n > ids.shape[1] or not bool((before.tokens == ids[:, :n])[before.states == State.PROMPT].all()):
+        return False
+    return not torch.equal(ids, first) or torch.equal(before.tokens, first)
 
 
 def _refuse_beams(*_: Any) -> None:
