@@ -277,12 +277,14 @@ class StepCapture:
     layers            one entry per layer; fields that depend on the mask alone are with the first layer that has it
     layer_visibility  for each layer, the index of its visibility
     masks             the mask of each visibility
+    queries           the last rows of the canvas, which the forward computed; None: all, or with a cache the new ones
     influence         of each key on each commit; None if it was not requested
     """
 
     layers: tuple[Reductions, ...]
     layer_visibility: tuple[int, ...]
     masks: tuple[MaskStructure, ...]
+    queries: int | None = None
     influence: Float[Tensor, "commit key"] | None = None
 
     def __repr__(self) -> str:

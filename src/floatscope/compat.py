@@ -33,9 +33,11 @@ PRIVATE_APIS = {
         "_native_multi_head_attention",
         "_transformer_encoder_layer_fwd",
         "TransformGetItemToIndex",
+        "torch._C._current_graph_task_id",
     ),
     "transformers": (
         "_supports_attention_backend",
+        "_is_stateful",
         "_attn_implementation_internal",
         "bidirectional_mask_function",
         "causal_mask_function",
@@ -142,12 +144,22 @@ def index_by_scalars() -> AbstractContextManager[Any]:
     return TransformGetItemToIndex()
 
 
+def is_in_backward() -> bool:
+    """`torch._C._current_graph_task_id`: whether autograd runs a backward in this thread (torch 2.13)."""
+    return torch._C._current_graph_task_id() != -1
+
+
 # --- transformers ---------------------------------------------------------------------------------------------------
 
 
 def uses_attention_interface(module: nn.Module) -> bool:
     """`_supports_attention_backend`: whether a model calls the AttentionInterface (transformers 5.17 to 5.23)."""
     return bool(getattr(module, "_supports_attention_backend", False)) and hasattr(module, "set_attn_implementation")
+
+
+def is_stateful(module: nn.Module) -> bool:
+    """`_is_stateful`: whether a model has layers with a recurrent state (transformers 5.17 to 5.23)."""
+    return bool(getattr(module, "_is_stateful", False))
 
 
 def has_attention_name(config: Any) -> bool:

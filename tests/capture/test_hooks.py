@@ -261,7 +261,7 @@ def test_no_square_mask_is_built_under_padding(name, ids, padding):
 
     with mock.patch.object(hooks, "_attention_function", record), fs.watch(model):
         logits(model, ids, attention_mask=padding)
-    hooks._register_functions()
+    hooks._register_functions(model)
     assert len(masks) == 2
     assert all(type(mask).__name__ == "Visibility" and mask.mask is None for mask in masks)
     assert all(torch.equal(mask.valid, padding.bool()) for mask in masks)
@@ -507,6 +507,93 @@ def test_sinks_as_parameters_are_refused_by_name(ids):
     config = transformers.GptOssConfig(**DECODER, num_local_experts=2, num_experts_per_tok=1)
     message = refusal(build(lambda: transformers.GptOssForCausalLM(config)), ids)
     assert "layer 'model.layers.0.self_attn' uses attention sinks as parameters (`s_aux`)" in message
+
+
+def test_two_attention_calls_in_one_layer_are_refused_by_name(ids):
+    """They are one layer, not two."""
+    message = refusal(build(lambda: transformers.DiffLlamaForCausalLM(transformers.DiffLlamaConfig(**DECODER))), ids)
+    assert "layer 'model.layers.0.self_attn' computes attention more than once in one forward" in message
+
+    def differential(q, k, v):
+        return functional.scaled_dot_product_attention(q, k, v) - functional.scaled_dot_product_attention(k, q, v) / 2
+
+    assert "layer 'h.0.attn' computes attention more than once" in refusal(build(lambda: Nano(differential)), ids)
+
+
+def test_a_layer_that_runs_several_times_is_several_layers(ids):
+    config = transformers.AlbertConfig(**ENCODER | {"num_hidden_layers": 3}, embedding_size=16)
+    model = build(lambda: transformers.AlbertForMaskedLM(config))
+    with fs.watch(model, verify=True) as session:
+        logits(model, ids)
+    assert session.traces[0].received(layer=None).shape == (1, 3, T)
+
+
+def test_calls_outside_of_any_layer_are_numbered(ids):
+    class Flat(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(50, 32)
+
+        def forward(self, ids):
+            x = self.embed(ids)
+            for _ in range(3):
+                q = x.unflatten(-1, (4, 8)).transpose(1, 2)
+                x = x + functional.scaled_dot_product_attention(q, q, q).transpose(1, 2).flatten(2)
+            return x
+
+    model = build(Flat)
+    for _ in range(2):
+        with fs.watch(model, verify=True) as session:
+            logits(model, ids)
+        assert session.layers == ["Flat", "Flat (call 2)", "Flat (call 3)"]
+
+
+def test_a_model_that_builds_its_own_mask_gets_a_tensor(ids, padding):
+    """Doge adds a term per key and head to the mask."""
+    model = build(lambda: transformers.DogeForCausalLM(transformers.DogeConfig(**DECODER)))
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.A.normal_(0, 0.2)
+    for mask in (torch.ones_like(ids), padding):
+        before = logits(model, ids, attention_mask=mask)
+        with fs.watch(model, level="full", verify=True) as session:
+            inside = logits(model, ids, attention_mask=mask)
+        assert torch.equal(inside, before)
+        assert [int(trace.arrays["keys"][0]) for trace in session.traces] == mask.sum(1).tolist()
+        assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize(
+    ("read", "name"), [(lambda mask: mask.dtype, r"mask\.dtype"), (lambda mask: mask[:, :, -1], r"mask\[…\]")]
+)
+def test_a_mask_that_is_read_as_a_tensor_is_refused(read, name, ids):
+    model = build(INTERFACE["llama"])
+    attention = model.model.layers[0].self_attn
+    forward = attention.forward
+
+    def read_mask(*args, attention_mask, **kwargs):
+        assert not hasattr(attention_mask, "numel")
+        read(attention_mask)
+        return forward(*args, attention_mask=attention_mask, **kwargs)
+
+    attention.forward = read_mask
+    with fs.watch(model), pytest.raises(fs.UserError, match=rf"reads its attention mask as a tensor \(`{name}`\)"):
+        logits(model, ids, attention_mask=torch.ones(3, T).tril().long().flip(0))
+
+
+def test_a_mask_for_other_keys_is_refused(ids):
+    """RecurrentGemma makes its mask from the cache of its first layer, which has no attention and stays empty."""
+    config = transformers.RecurrentGemmaConfig(**DECODER | {"num_hidden_layers": 3}, attention_window_size=6)
+    model = build(lambda: transformers.RecurrentGemmaForCausalLM(config))
+    settings = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    message = r"layer 'model\.layers\.2\.temporal_block' attends from 1 queries over \d keys, but its mask was made for"
+    for length in (3, 9):  # within the window and past it
+        with fs.watch(model), pytest.raises(fs.UserError, match=message):
+            model.generate(ids[:, :length], **settings)
+        plain = model.generate(ids[:, :length], use_cache=False, **settings)
+        with fs.watch(model, verify=True) as session:
+            assert torch.equal(model.generate(ids[:, :length], use_cache=False, **settings), plain)
+        assert session.traces[0].arrays["queries"].tolist() == list(range(length, length + 4))
 
 
 def test_dropout_in_training_is_refused_by_name(ids):

@@ -183,3 +183,42 @@ def test_every_common_hidden_value_hides(hidden):
     visibility = Visibility.from_mask(torch.where(visible, 0.0, hidden), 6, 6)
     assert torch.equal(visibility.block_mask(*full_slices(visibility))[0, 0], visible)
     assert torch.equal(visibility.count_visible_keys("cpu")[0, 0], torch.arange(1.0, 7.0))
+
+
+def find_padding_slowly(mask: torch.Tensor) -> list[list[bool]]:
+    """mask: [batch, query, key], the queries at the last keys."""
+    out = []
+    for rows in mask.tolist():
+        Q, K = len(rows), len(rows[0])
+        is_padding = []
+        for p in range(K):
+            row = p - (K - Q)
+            is_seen = any(rows[i][p] for i in range(Q))
+            is_blind = row >= 0 and not any(rows[row])
+            is_key_mask = row >= 0 and Q > 1 and all(rows[i] == rows[0] for i in range(Q))
+            is_padding.append(row >= 0 and not is_seen and (is_blind or is_key_mask))
+        start = next((p for p in range(K) if not is_padding[p]), K)
+        stop = next((p + 1 for p in reversed(range(K)) if not is_padding[p]), 0)
+        out.append([p < start or p >= stop for p in range(K)])
+    return out
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_padding_in_a_mask_is_what_no_row_sees_and_sees_nothing(seed):
+    generator = torch.Generator().manual_seed(seed)
+    B, K = 3, int(torch.randint(1, 8, (), generator=generator))
+    Q = int(torch.randint(1, K + 1, (), generator=generator))
+    valid = torch.rand(B, K, generator=generator) > 0.4
+    structures = (torch.ones(Q, K), torch.ones(Q, K).tril(K - Q), torch.ones(Q, K).tril(K - Q - 1))
+    mask = structures[seed % 3].bool() & valid[:, None]
+    if seed % 2:
+        mask = mask & valid[:, K - Q :, None]
+    expected = find_padding_slowly(mask)
+    for tensor in (mask[:, None], torch.where(mask, 0.5, -torch.inf)[:, None].expand(B, 2, Q, K)):
+        padding = Visibility.from_mask(tensor, Q, K).find_padding()
+        assert (torch.zeros(B, K).bool() if padding is None else padding).tolist() == expected
+
+
+def test_a_strictly_causal_mask_has_no_padding():
+    """No row sees the last key, but its own row sees others."""
+    assert Visibility.from_mask(torch.ones(5, 5).tril(-1).bool(), 5, 5).find_padding() is None

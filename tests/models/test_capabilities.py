@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
-from packaging import version
 from tiny_checkpoints import write_tiny
 
 import floatscope as fs
@@ -19,19 +18,18 @@ UNUSUAL = {  # class → config class, its sizes, supports_cache, supports_paddi
     "MambaForCausalLM": ("MambaConfig", SMALL, False, True),  # takes no position_ids: padding is refused anyway
     "RwkvForCausalLM": ("RwkvConfig", SMALL, False, True),
     "Lfm2ForCausalLM": ("Lfm2Config", {**USUAL, "full_attn_idxs": [1]}, False, True),
-    "RecurrentGemmaForCausalLM": ("RecurrentGemmaConfig", {**USUAL, "num_hidden_layers": 3}, True, False),
+    "RecurrentGemmaForCausalLM": ("RecurrentGemmaConfig", {**USUAL, "num_hidden_layers": 3}, False, False),
+    "MistralForCausalLM": ("MistralConfig", {**USUAL, "sliding_window": 6}, True, True),
+    "Gemma3ForCausalLM": ("Gemma3TextConfig", {**USUAL, "head_dim": 8, "sliding_window": 6}, True, True),
     "BertLMHeadModel": ("BertConfig", {**ENCODER, "is_decoder": True}, True, True),
     "RobertaForCausalLM": ("RobertaConfig", {**ENCODER, "is_decoder": True}, True, True),
     "BloomForCausalLM": ("BloomConfig", {**IDS, "hidden_size": 32, "n_layer": 2, "n_head": 4}, True, True),
 }
 
-CACHE_SINCE = {"RecurrentGemmaForCausalLM": version.parse("5.22")}
-"""The oldest release of transformers that is known to give a class a cache that works; decoding checks it."""
 
-
-def save_class(folder, name, **settings):
+def save_class(folder, name, seed=0, **settings):
     config, sizes, *_ = UNUSUAL[name]
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     module = getattr(transformers, name)(getattr(transformers, config)(**{**sizes, **settings}))
     with torch.no_grad():
         for weight in module.parameters():
@@ -43,8 +41,7 @@ def save_class(folder, name, **settings):
 @pytest.mark.parametrize("name", UNUSUAL)
 def test_decoding_agrees_with_the_network_itself(tmp_path, name):
     model = fs.load(save_class(tmp_path / "m", name), device="cpu")
-    if name not in CACHE_SINCE or version.parse(transformers.__version__) >= CACHE_SINCE[name]:
-        assert model.spec.supports_cache == UNUSUAL[name][2]
+    assert model.spec.supports_cache == UNUSUAL[name][2]
     assert model.spec.supports_padding == UNUSUAL[name][3]
     decoding = fs.decode(model, [[5, 6, 3, 7]], new_tokens=5, stop=False)
     tokens = decoding.tokens[0]
@@ -52,6 +49,41 @@ def test_decoding_agrees_with_the_network_itself(tmp_path, name):
         for i, step in enumerate(decoding.steps):
             expected = model.module(input_ids=tokens[None, : 4 + i], use_cache=False).logits[0, -1].softmax(-1)
             torch.testing.assert_close(step.commits.confidence[0], expected[tokens[4 + i]], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("name", ["RecurrentGemmaForCausalLM", "MistralForCausalLM", "Gemma3ForCausalLM"])
+def test_tokens_past_the_window_equal_those_of_generate(tmp_path, name, seed):
+    window = {"attention_window_size" if name.startswith("Recurrent") else "sliding_window": 6}
+    model = fs.load(save_class(tmp_path / "m", name, seed=seed, **window), device="cpu")
+    assert model.module.config.sliding_window == 6
+    prompt = torch.randint(3, 64, (1, 9), generator=torch.Generator().manual_seed(seed))
+    expected = model.module.generate(prompt, max_new_tokens=8, do_sample=False, eos_token_id=None, pad_token_id=0)
+    decodings = [fs.decode(model, prompt.tolist(), new_tokens=8, stop=False) for _ in range(2)]
+    for _ in zip(*decodings, strict=True):  # in turns: neither may see a state of the other
+        pass
+    for decoding in decodings:
+        assert decoding.tokens.tolist() == expected.tolist()
+
+
+def test_a_cache_that_ignores_the_window_is_not_used(tmp_path, monkeypatch):
+    """It gives the right rows until the input is longer than the window."""
+    folder = save_class(tmp_path / "m", "MistralForCausalLM", sliding_window=100)
+    forward = transformers.MistralModel.forward
+
+    def ignore_window(self, *args, past_key_values=None, **kwargs):
+        size, is_cached = self.config.sliding_window, past_key_values is not None and past_key_values.get_seq_length()
+        self.config.sliding_window = 1000 if is_cached else size
+        try:
+            return forward(self, *args, past_key_values=past_key_values, **kwargs)
+        finally:
+            self.config.sliding_window = size
+
+    assert fs.load(folder, device="cpu").spec.supports_cache
+    monkeypatch.setattr(transformers.MistralModel, "forward", ignore_window)
+    model = fs.load(folder, device="cpu")
+    assert not model.spec.supports_cache
+    assert model.module.config.sliding_window == 100
 
 
 def test_a_model_without_padding_support_needs_prompts_of_one_length(tmp_path):

@@ -32,8 +32,8 @@ from floatscope.schema import Paradigm, State
 def run_llada_loop(forward, prompt, new, steps, block=None, shift=False):
     """LLaDA's loop for one sequence, temperature 0, low-confidence remasking: the canvas after every step.
 
-    The shares of a block are fixed when it begins; its masks are looked up at every step. Masks in the prompt are the
-    first block's, as its end is all that bounds it there.
+    The shares of a block are fixed when it begins; its masks are looked up at every step, with those that were left
+    before it: a block's end is all that bounds it. Masks in the prompt count as the first block's.
     """
     x = [*prompt, *[MASK] * new]
     block = block or new
@@ -47,7 +47,7 @@ def run_llada_loop(forward, prompt, new, steps, block=None, shift=False):
             logits = compute_logits(forward, x)
             if shift:
                 logits = [logits[0], *logits[:-1]]
-            masked = [p for p in range(lo, hi) if x[p] == MASK]
+            masked = [p for p in range(hi) if x[p] == MASK]
             share = masks // (steps // (new // block)) + (i < masks % (steps // (new // block)))
             for p in best({p: max(softmax(logits[p])) for p in masked}, share):
                 x[p] = logits[p].index(max(logits[p]))
@@ -90,13 +90,83 @@ def test_committed_mask_tokens_are_handled_as_in_the_official_loop(seed, block, 
     assert got == run_llada_loop(forward, [1, 2], block * blocks, each * blocks, block)
 
 
-def test_a_mask_in_the_prompt_belongs_to_the_first_block_only():
-    """The model commits the mask token there; the second block does not wait for it."""
+def run_official_loop(forward, prompt, new, steps, block, mask):
+    """LLaDA's `generate` at temperature 0, as its authors describe it, for one sequence: the final canvas.
+
+    Every step of every block runs. The confidence is −∞ beyond the block's end and where nothing is masked.
+    """
+    x = torch.tensor([*prompt, *[mask] * new])
+    blocks = new // block
+    per_block = steps // blocks
+    for number in range(blocks):
+        begin, end = len(prompt) + number * block, len(prompt) + (number + 1) * block
+        masks = int((x[begin:end] == mask).sum())
+        counts = [masks // per_block + (i < masks % per_block) for i in range(per_block)]
+        for count in counts:
+            masked = x == mask
+            logits = torch.tensor(compute_logits(forward, x.tolist()))
+            proposal = torch.where(masked, logits.argmax(-1), x)
+            confidence = logits.double().softmax(-1).gather(-1, proposal[:, None])[:, 0]
+            confidence[end:] = -torch.inf
+            confidence[~masked] = -torch.inf
+            chosen = confidence.sort(descending=True, stable=True).indices[:count]
+            x[chosen] = proposal[chosen]
+    return x.tolist()
+
+
+def tiny_model(seed: int, vocabulary: int):
+    """The mask is the last token, and predicted about as often as the others."""
+    table = torch.randn(64, vocabulary, vocabulary, generator=torch.Generator().manual_seed(seed))
+
+    def forward(canvas, rows):
+        at = torch.arange(canvas.tokens.shape[1])
+        own = table[at, canvas.tokens]
+        return (own + own.mean(1, keepdim=True) * 3 + table[(at + 9) % 64, 0])[:, rows]
+
+    return forward
+
+
+@pytest.mark.parametrize("vocabulary", [2, 3, 5])
+@pytest.mark.parametrize(
+    ("block", "blocks", "each"), [(3, 3, 3), (4, 2, 2), (2, 4, 3), (1, 5, 1), (4, 3, 6), (6, 1, 4)]
+)
+def test_tokens_equal_those_of_the_official_loop_when_masks_are_predicted(vocabulary, block, blocks, each):
+    mask, unfilled = vocabulary - 1, 0
+    for seed in range(25):
+        forward, prompt = tiny_model(seed, vocabulary), ids(seed, seed % 4, mask)
+        new, steps = block * blocks, each * blocks
+        got = (
+            fill(forward, [prompt], mask_id=mask, new_tokens=new, block=block, steps=steps)[-1].after.tokens[0].tolist()
+        )
+        assert got == run_official_loop(forward, prompt, new, steps, block, mask)
+        unfilled += mask in got
+    assert unfilled  # masks are left, so the rule is exercised
+
+
+def test_a_mask_that_stays_is_ranked_in_later_blocks_too():
+    """The model commits the mask token at position 1. LLaDA's rules pick it again, the others keep to their block."""
     logits = torch.zeros(7, VOCABULARY)
     logits[:, 5], logits[1, MASK] = 1, 9
     steps = fill(fixed_model(logits), [[1, MASK, 2]], new_tokens=4, block=2)
-    assert positions(steps) == [[1], [1], [1], [5], [6]]
-    assert steps[-1].after.tokens[0].tolist() == [1, MASK, 2, MASK, MASK, 5, 5]
+    assert positions(steps) == [[1]] * 5
+    assert steps[-1].after.tokens[0].tolist() == [1, MASK, 2, MASK, MASK, MASK, MASK]
+    for sampler in ("margin", "entropy"):
+        steps = fill(fixed_model(logits), [[1, MASK, 2]], new_tokens=4, block=2, sampler=sampler)
+        assert positions(steps) == [[1], [1], [1], [5], [6]]
+        assert steps[-1].after.tokens[0].tolist() == [1, MASK, 2, MASK, MASK, 5, 5]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_later_blocks_fill_what_earlier_ones_left(seed):
+    """The mask token is the proposal in the first block's steps, another token afterwards."""
+    logits = torch.zeros(5, 9, VOCABULARY)
+    logits[:, :, 5] = torch.rand(9, generator=torch.Generator().manual_seed(seed)) + 3
+    logits[:2, 1:5, MASK] = 9
+    steps = fill(fixed_model(logits), [[1]], new_tokens=8, block=4, steps=4)
+    order = logits[2, 1:, 5].argsort(descending=True) + 1
+    assert positions(steps)[2:] == [sorted(order[:2].tolist()), sorted(order[2:4].tolist())]
+    others = fill(fixed_model(logits), [[1]], new_tokens=8, block=4, steps=4, sampler="margin")
+    assert sorted(p for step in positions(others)[2:] for p in step) == [5, 6, 7, 8]
 
 
 @pytest.mark.parametrize("sampler", [s for s in SAMPLERS if s != "pc"])

@@ -1,48 +1,75 @@
 """Where attention calls come from: the name, the output projection and the residual stream of each attention module.
 
-with track_sites(module, residual=True, stack=True) as sites:
+with track_sites(module, every_module=True) as sites:
     layer = sites.layer(sites.current, heads, dim)
+
+A forward is seen by replacing `forward` on the module itself until the block ends: `module(x)` calls it, and so does
+code that calls `module.forward(x)`, which forward hooks would miss.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass, field
+from functools import update_wrapper
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from floatscope.capture.key_stats import output_gram
 from floatscope.capture.watcher import Layer
+from floatscope.errors import UserError
 
 OUTPUT_PROJECTIONS = ("o_proj", "out_proj", "c_proj", "dense", "Wo", "wo", "o", "out_lin", "proj", "attn_out")
 """Names of output projections in common models, the likeliest first."""
+
+
+@runtime_checkable
+class ForwardObserver(Protocol):
+    """Is called around each outermost forward of the watched model, but not around one of a single layer."""
+
+    def enter_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before the forward of `module`, which is the watched model or a part of it that is called on its own."""
+
+    def leave_forward(self, module: nn.Module, output: Any) -> None:
+        """After it."""
+
+    def abort_forward(self) -> None:
+        """Instead of `leave_forward`, if the forward raises an exception."""
+
+
+@dataclass
+class Run:
+    """One run of a module: the residual stream that entered it, and the attention modules that were called in it."""
+
+    module: nn.Module
+    stream: Tensor | None = None
+    attended: list[nn.Module] = field(default_factory=list)
 
 
 class CallSites:
     """The modules of a model, and which of them are running.
 
     original_attention  each config and the attention implementation it named before floatscope attached
-    running             the stack of running modules
-    streams             the residual stream that entered each running block
+    running             the stack of runs, the innermost last
     """
 
-    def __init__(self, root: nn.Module) -> None:
+    def __init__(self, root: nn.Module, observer: ForwardObserver | None = None) -> None:
+        self.root, self.observer = root, observer
         self.names = {module: name or type(root).__name__ for name, module in root.named_modules()}
         self.parents = {child: module for module in root.modules() for child in module.children()}
-        self.blocks = [block for group in root.modules() if isinstance(group, nn.ModuleList) for block in group]
+        self.blocks = {block for group in root.modules() if isinstance(group, nn.ModuleList) for block in group}
+        self.inside_blocks = {module for block in self.blocks for module in block.modules()}
         self.original_attention: list[tuple[Any, Any]] = []
-        self.running: list[nn.Module] = []
-        self.streams: dict[nn.Module, Tensor] = {}
+        self.running: list[Run] = []
         self._grams: dict[nn.Module, Tensor | None] = {}
-        self._block_of: dict[nn.Module, nn.Module | None] = {}
 
     @property
     def current(self) -> nn.Module | None:
         """The innermost running module."""
-        return self.running[-1] if self.running else None
+        return self.running[-1].module if self.running else None
 
     @property
     def current_name(self) -> str:
@@ -50,39 +77,50 @@ class CallSites:
         return self.names[self.current] if self.current is not None else "outside the model"
 
     def layer(self, module: nn.Module | None, heads: int, dim: int) -> Layer:
-        """Describe an attention module with `heads` heads of `dim` value dimensions."""
+        """Describe the attention call of a module with `heads` heads of `dim` value dimensions."""
         if module is None:
             return Layer("outside the model")
-        return Layer(self.names[module], lambda: self._gram(module, heads, dim), lambda: self._residual_norms(module))
+        name = self._count_call(module)
+        return Layer(name, lambda: self._gram(module, heads, dim), lambda: self._residual_norms())
 
-    def enter_block(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Forward pre-hook of a block: remember its residual stream."""
+    def run(self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the forward of a module as the innermost one, and tell the observer if it is the outermost too."""
+        observer = None if self.running or module in self.inside_blocks else self.observer
         stream = args[0] if args else kwargs.get("hidden_states")
-        if isinstance(stream, Tensor) and stream.ndim == 3 and stream.is_floating_point():
-            self.streams[block] = stream
+        is_stream = isinstance(stream, Tensor) and stream.ndim == 3 and stream.is_floating_point()
+        if observer is not None:
+            observer.enter_forward(module, args, kwargs)
+        self.running.append(Run(module, stream if is_stream and module in self.blocks else None))
+        depth = len(self.running)
+        try:
+            output = forward(*args, **kwargs)
+        except BaseException:
+            if observer is not None:
+                observer.abort_forward()
+            raise
+        finally:
+            del self.running[depth - 1 :]
+        if observer is not None:
+            observer.leave_forward(module, output)
+        return output
 
-    def leave_block(self, block: nn.Module) -> None:
-        """Forward hook of a block: forget its residual stream."""
-        self.streams.pop(block, None)
+    def _count_call(self, module: nn.Module) -> str:
+        """The name of a call. A module that is not inside a block may hold all layers: its calls are numbered."""
+        attended = self.running[-1].attended if self.running else []
+        attended.append(module)
+        count, name = attended.count(module), self.names[module]
+        if count == 1:
+            return name
+        if module in self.inside_blocks:
+            raise UserError(
+                f"layer '{name}' computes attention more than once in one forward, as differential attention does: it"
+                " has no single attention matrix, so it cannot be captured"
+            )
+        return f"{name} (call {count})"
 
-    def enter(self, module: nn.Module) -> None:
-        """Forward pre-hook of a module: push it on the stack."""
-        self.running.append(module)
-
-    def leave(self, module: nn.Module) -> None:
-        """Forward hook of a module: pop it, and whatever an exception left above it."""
-        while self.running and self.running.pop() is not module:
-            pass
-
-    def _residual_norms(self, module: nn.Module) -> Tensor | None:
-        """Norms of the residual stream that entered the block of `module`."""
-        if module not in self._block_of:
-            block: nn.Module | None = module
-            while block is not None and block not in self.blocks:
-                block = self.parents.get(block)
-            self._block_of[module] = block
-        block = self._block_of[module]
-        stream = None if block is None else self.streams.get(block)
+    def _residual_norms(self) -> Tensor | None:
+        """Norms of the residual stream that entered the innermost running block."""
+        stream = next((run.stream for run in reversed(self.running) if run.module in self.blocks), None)
         if stream is None:
             return None
         wide = torch.promote_types(stream.dtype, torch.float32)
@@ -100,26 +138,52 @@ class CallSites:
         return self._grams[module]
 
 
+class _TrackedForward:
+    """Stands in for the `forward` of one module, as an attribute of the module."""
+
+    def __init__(self, sites: CallSites, module: nn.Module) -> None:
+        update_wrapper(self, module.forward)  # code that reads the signature sees the original's
+        self._sites: CallSites | None = sites
+        self._module, self._forward = module, module.forward
+        self._is_own_attribute = "forward" in vars(module)  # of a library that replaced it before, such as accelerate
+        module.forward = self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._sites is None:
+            return self._forward(*args, **kwargs)
+        return self._sites.run(self._module, self._forward, args, kwargs)
+
+    def __reduce__(self) -> Any:
+        raise UserError("a model cannot be copied or pickled while it is watched; do it outside the `watch` block")
+
+    def restore(self) -> None:
+        """Give the module its own forward back; if it was replaced once more since, only stop tracking."""
+        self._sites = None
+        if vars(self._module).get("forward") is not self:
+            return
+        if self._is_own_attribute:
+            self._module.forward = self._forward
+        else:
+            del self._module.forward
+
+
 @contextmanager
-def track_sites(root: nn.Module, *, residual: bool, stack: bool) -> Iterator[CallSites]:
+def track_sites(root: nn.Module, *, every_module: bool, observer: ForwardObserver | None = None) -> Iterator[CallSites]:
     """Track the call sites of a model until the block ends.
 
-    residual  hook the blocks, to read their residual streams
-    stack     hook every module, to know which one is running
+    every_module  track all modules, to know which one is running; else blocks, and the modules outside of blocks
+    observer      is called around each outermost forward
     """
-    sites = CallSites(root)
-    handles: list[RemovableHandle] = []
-    for block in sites.blocks if residual else ():
-        handles.append(block.register_forward_pre_hook(sites.enter_block, with_kwargs=True))
-        handles.append(block.register_forward_hook(lambda m, a, o: sites.leave_block(m), always_call=True))
-    for module in root.modules() if stack else ():
-        handles.append(module.register_forward_pre_hook(lambda m, a: sites.enter(m)))
-        handles.append(module.register_forward_hook(lambda m, a, o: sites.leave(m), always_call=True))
+    sites = CallSites(root, observer)
+    tracked: list[_TrackedForward] = []
     try:
+        for module in root.modules():
+            if every_module or module in sites.blocks or module not in sites.inside_blocks:
+                tracked.append(_TrackedForward(sites, module))
         yield sites
     finally:
-        for handle in handles:
-            handle.remove()
+        for forward in reversed(tracked):
+            forward.restore()
 
 
 def _output_projections(module: nn.Module) -> Iterator[Tensor]:

@@ -27,7 +27,8 @@ from torch.overrides import TorchFunctionMode
 
 from floatscope.capture.attention import AttentionCall
 from floatscope.capture.block_causal import block_causal_name, block_visibility, find_block_size, valid_keys
-from floatscope.capture.call_sites import CallSites, track_sites
+from floatscope.capture.call_sites import CallSites, ForwardObserver, track_sites
+from floatscope.capture.parallel import check_not_split
 from floatscope.capture.visibility import Rule, Visibility
 from floatscope.capture.watcher import Layer, Watcher
 from floatscope.compat import (
@@ -43,6 +44,10 @@ from floatscope.errors import UserError
 
 IMPLEMENTATION = "floatscope"
 """The name under which transformers knows our attention and mask functions."""
+TENSOR_MASK_IMPLEMENTATION = "floatscope_tensor_mask"
+"""The name under which it knows our attention function with its own mask function of SDPA."""
+TENSOR_MASK_MODELS = ("doge",)
+"""Model types that build another mask from the one they get, so it must be a tensor."""
 UNSUPPORTED_ARGUMENTS = {
     "softcap": "a soft cap on the scores",
     "s_aux": "attention sinks as parameters",
@@ -54,18 +59,22 @@ UNSUPPORTED_ARGUMENTS = {
 
 
 @contextmanager
-def attach(module: nn.Module, watcher: Watcher) -> Iterator[str]:
-    """Pass the attention calls of `module` to `watcher` until the block ends; yield the name of the hook."""
+def attach(module: nn.Module, watcher: Watcher, observer: ForwardObserver | None = None) -> Iterator[str]:
+    """Pass the attention calls of `module` to `watcher` until the block ends; yield the name of the hook.
+
+    `observer` is called around each forward of the model, or of a part of it that is called on its own.
+    """
+    check_not_split(module)
     if getattr(getattr(module, "config", None), "is_encoder_decoder", False) and _has_decoder(module):
         raise UserError(
             f"{type(module).__name__} is an encoder-decoder: its two sequences are not one canvas; watch the encoder or"
             " the decoder on its own"
         )
     if uses_attention_interface(module):
-        with _attach_attention_interface(module, watcher):
+        with _attach_attention_interface(module, watcher, observer):
             yield "AttentionInterface"
     else:
-        with _attach_sdpa(module, watcher):
+        with _attach_sdpa(module, watcher, observer):
             yield "scaled_dot_product_attention"
 
 
@@ -89,7 +98,9 @@ _watchers: weakref.WeakKeyDictionary[nn.Module, tuple[Watcher, CallSites]] = wea
 
 
 @contextmanager
-def _register_watcher(module: nn.Module, watcher: Watcher, stack: bool) -> Iterator[CallSites]:
+def _register_watcher(
+    module: nn.Module, watcher: Watcher, observer: ForwardObserver | None, every_module: bool
+) -> Iterator[CallSites]:
     """Register the watcher for every submodule; a submodule has at most one watcher."""
     submodules = list(module.modules())
     if any(submodule in _watchers for submodule in submodules):
@@ -97,7 +108,7 @@ def _register_watcher(module: nn.Module, watcher: Watcher, stack: bool) -> Itera
             "this model is already being watched; first leave the other `watch` block, or finish or discard the other"
             " decoding"
         )
-    with track_sites(module, residual="residual" in watcher.fields, stack=stack) as sites:
+    with track_sites(module, every_module=every_module, observer=observer) as sites:
         _watchers.update(dict.fromkeys(submodules, (watcher, sites)))
         try:
             yield sites
@@ -134,10 +145,12 @@ def _has_decoder(module: nn.Module) -> bool:
 
 
 @contextmanager
-def _attach_attention_interface(module: nn.Module, watcher: Watcher) -> Iterator[None]:
-    name = _register_functions(find_block_size(module))
+def _attach_attention_interface(
+    module: nn.Module, watcher: Watcher, observer: ForwardObserver | None
+) -> Iterator[None]:
+    name = _register_functions(module)
     with ExitStack() as undo:
-        sites = undo.enter_context(_register_watcher(module, watcher, stack=False))
+        sites = undo.enter_context(_register_watcher(module, watcher, observer, every_module=False))
         sites.original_attention = [(config, attention_name(config)) for config in _configs(module)]
         for config, original in sites.original_attention:
             undo.callback(set_attention_name, config, original)
@@ -145,12 +158,14 @@ def _attach_attention_interface(module: nn.Module, watcher: Watcher) -> Iterator
         yield
 
 
-def _register_functions(block_size: int | None = None) -> str:
-    """Register our functions, and return their name; a block-causal module has a name of its own for each size."""
+def _register_functions(module: nn.Module) -> str:
+    """Register our functions for a module, and return their name; a block size is a part of it."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     name, mask_function = IMPLEMENTATION, _mask_function
-    if block_size is not None:
+    if getattr(module.config, "model_type", None) in TENSOR_MASK_MODELS:
+        name, mask_function = TENSOR_MASK_IMPLEMENTATION, AttentionMaskInterface()["sdpa"]
+    elif (block_size := find_block_size(module)) is not None:
         name, mask_function = f"{name}_{block_causal_name(block_size)}", partial(block_visibility, block_size)
     AttentionInterface.register(name, _attention_function)
     AttentionMaskInterface.register(name, mask_function)
@@ -177,7 +192,14 @@ def _attention_function(
             raise UserError(f"layer '{layer.name}' uses {meaning} (`{name}`), which floatscope cannot capture exactly")
     if dropout:
         raise UserError(f"layer '{layer.name}' applies dropout {dropout} to its attention; call model.eval() first")
-    visibility = _read_visibility(module, attention_mask, is_causal, query.shape[2], key.shape[2])
+    Q, K = query.shape[2], key.shape[2]
+    visibility = _read_visibility(module, attention_mask, is_causal, Q, K)
+    if (visibility.queries, visibility.keys) != (Q, K):
+        raise UserError(
+            f"layer '{layer.name}' attends from {Q} queries over {K} keys, but its mask was made for"
+            f" {visibility.queries} and {visibility.keys}: its cache keeps other positions than the mask assumes, so"
+            " the visible keys are not known; generate with use_cache=False"
+        )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     out = _attend(watcher, layer, query, key, value, visibility, float(scale))
     return out.transpose(1, 2).contiguous(), None
@@ -251,8 +273,8 @@ def _configs(module: nn.Module) -> list[Any]:
 
 
 @contextmanager
-def _attach_sdpa(module: nn.Module, watcher: Watcher) -> Iterator[None]:
-    with _register_watcher(module, watcher, stack=True) as sites, _SdpaMode(watcher, sites):
+def _attach_sdpa(module: nn.Module, watcher: Watcher, observer: ForwardObserver | None) -> Iterator[None]:
+    with _register_watcher(module, watcher, observer, every_module=True) as sites, _SdpaMode(watcher, sites):
         yield
 
 
@@ -267,7 +289,7 @@ class _SdpaMode(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if not self.watcher.is_watching:
+        if not self.watcher.is_watching and not (self.watcher.on_first_call and self.sites.running):
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
         if name in FUSED_ATTENTION_FUNCTIONS:

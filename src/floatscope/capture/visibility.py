@@ -38,6 +38,10 @@ HIDING_THRESHOLD = torch.finfo(torch.float16).min / 2
 """An additive mask hides below this: -inf, -1e9 and the minimum of any dtype do, a steep ALiBi does not."""
 
 
+class MaskIsRead(UserError, AttributeError):
+    """A model reads its mask as if it were a tensor. An `AttributeError` too, so that `hasattr` says no."""
+
+
 @dataclass(frozen=True)
 class Visibility:
     """The keys each query may see. Build one with `full`, `causal`, `window`, `block`, `from_rule` or `from_mask`.
@@ -114,6 +118,20 @@ class Visibility:
             )
         return Visibility(MaskKind.MASK, queries, keys, keys - queries, valid=normalize_padding(valid), mask=mask)
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or not hasattr(Tensor, name):
+            raise AttributeError(name)
+        raise MaskIsRead(
+            f"the model reads its attention mask as a tensor (`mask.{name}`), to build another one from it or to use it"
+            " outside of attention, which is not captured"
+        )
+
+    def __getitem__(self, index: Any) -> Any:
+        raise MaskIsRead(
+            "the model reads its attention mask as a tensor (`mask[…]`), to build another one from it or to use it"
+            " outside of attention, which is not captured"
+        )
+
     @property
     def first_valid_key(self) -> Int[Tensor, " batch"] | int:
         """Each sample's first valid key: where windows and blocks count from."""
@@ -163,6 +181,27 @@ class Visibility:
     def has_padding_holes(self) -> bool:
         """Whether some sample has padding between valid keys."""
         return self.valid is not None and not all(is_gapless for _, _, is_gapless in self._valid_ranges)
+
+    def find_padding(self) -> Bool[Tensor, "batch key"] | None:
+        """The keys that are certainly padding; None if there are none.
+
+        They are those that `valid` hides. In a mask that is a tensor, they are positions at an end of the sequence
+        whose key no row sees, and whose own row sees nothing (Dream) or what all other rows see (a mask of keys).
+        """
+        if self.mask is None:
+            return None if self.valid is None else ~self.valid
+        visible = self.mask if self.mask.dtype == torch.bool else self.mask > HIDING_THRESHOLD
+        visible = visible.any(1)  # [b, query, key]
+        is_key_mask = (
+            (visible == visible[:, :1]).all(-1).all(-1) if self.queries > 1 else visible.new_zeros(len(visible))
+        )
+        is_blind = ~visible.any(-1) | is_key_mask[:, None]  # [b, query]
+        padding = torch.zeros(len(visible), self.keys, dtype=torch.bool, device=visible.device)
+        padding[:, self.offset :] = ~visible.any(1)[:, self.offset :] & is_blind
+        at_start = padding.long().cumprod(-1).bool()
+        at_end = padding.flip(-1).long().cumprod(-1).flip(-1).bool()
+        padding = at_start | at_end
+        return padding if bool(padding.any()) else None
 
     def key_span(self, rows: slice) -> slice:
         """The smallest known range of keys that `rows` may see, at least one; other columns need not be computed."""

@@ -128,6 +128,8 @@ class Layer:
 
 CallEditor = Callable[[AttentionCall, int, CanvasState], AttentionCall]
 """(call, layer index, canvas) → the call with the edits of an intervention."""
+FirstCall = Callable[[AttentionCall, str], None]
+"""(call, layer name): is called at an attention call outside a begun forward, and may begin one."""
 
 
 class Watcher:
@@ -137,13 +139,22 @@ class Watcher:
         watch: what to capture.
         predicting_rows: whether to capture predicting rows, which needs the commits of each step.
         edit_call: adds the edits of an intervention to each attention call.
+        on_first_call: may call `begin` at the first attention call of a forward; without it, a call outside a begun
+            forward runs and is not captured.
 
     Attributes:
         layers: the layer names of the last forward, in order.
     """
 
-    def __init__(self, watch: Watch, predicting_rows: bool = False, edit_call: CallEditor | None = None) -> None:
+    def __init__(
+        self,
+        watch: Watch,
+        predicting_rows: bool = False,
+        edit_call: CallEditor | None = None,
+        on_first_call: FirstCall | None = None,
+    ) -> None:
         self.watch, self.predicting_rows, self.edit_call = watch, predicting_rows, edit_call
+        self.on_first_call = on_first_call
         self.fields = frozenset(watch.selected_fields)
         self.layers: list[str] = []
         self._layer_visibility: list[int] = []
@@ -174,6 +185,8 @@ class Watcher:
     def attend(self, call: AttentionCall, layer: Layer) -> Float[Tensor, "batch head query value_dim"]:
         """Run one attention call and return its output; if a forward is watched, reduce it too."""
         call = replace(call, visibility=call.visibility.to(call.query.device))
+        if self._canvas is None and self.on_first_call is not None:
+            self.on_first_call(call, layer.name)
         if self.edit_call is not None and self._canvas is not None:
             call = self.edit_call(call, len(self._sums), self._canvas)
         result = attend_with_edits(call)
@@ -186,6 +199,10 @@ class Watcher:
             with torch.no_grad():
                 self._reduce(_detach(call), result.output.detach(), result.lse, layer, self._canvas)
         return result.output
+
+    def discard(self) -> None:
+        """End the step without a result, after a forward that failed."""
+        self._canvas = None
 
     def finish(self, commits: Commits | None = None) -> StepCapture:
         """End the step: read the predicting rows of its commits and build the fields of every layer."""
@@ -210,7 +227,8 @@ class Watcher:
         reductions = tuple(Reductions(i, layers[i] | self._layer_fields[i]) for i in range(len(layers)))
         self._sums, self._calls, self._layer_fields = [], [], []
         masks = tuple(plan.visibility.structure for plan in self._plans)
-        return StepCapture(reductions, tuple(self._layer_visibility), masks)
+        queries = max((plan.visibility.queries for plan in self._plans), default=0)
+        return StepCapture(reductions, tuple(self._layer_visibility), masks, queries)
 
     def _reduce(
         self, call: AttentionCall, output: Tensor, lse: Tensor | None, layer: Layer, canvas: CanvasState

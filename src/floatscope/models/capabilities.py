@@ -5,11 +5,16 @@
 A transformers class may have no key-value cache of the usual kind (Mamba has none, hybrids have more), may let padding
 into its state, and may attend in both directions although it is called a causal language model. No config says so, and
 the only symptom would be wrong numbers.
+
+Sliding windows are shortened while the cache is checked: a window shows only in inputs that are longer, and those of
+real models hold thousands of tokens. Recurrent layers are not cached: some keep their state in the module, where two
+decodings would overwrite each other's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import islice
 
@@ -17,6 +22,7 @@ import torch
 from torch import Tensor
 
 from floatscope.canvas import CanvasState
+from floatscope.compat import is_stateful
 from floatscope.errors import LIBRARY_ERRORS, UserError, summarize_error
 from floatscope.models.model import CachedForward, Model
 from floatscope.models.silence import silence_libraries
@@ -24,6 +30,8 @@ from floatscope.schema import Paradigm, State
 
 TOKENS = 4
 MAX_BLOCK = 128  # the token after a larger block is not computed: a block size comes from a file
+WINDOWS = ("sliding_window", "attention_window_size", "attention_chunk_size")
+"""Fields of configs that limit how far back a row sees."""
 
 
 def detect_capabilities(model: Model) -> Model:
@@ -51,7 +59,13 @@ def detect_capabilities(model: Model) -> Model:
         supports_cache = True
         if model.spec.paradigm is Paradigm.ARM:
             canvas = batch if has_position_ids and supports_padding else _build_canvas(model, [longer])
-            supports_cache = _gives(expected, lambda: _forward_with_cache(model, canvas))
+            supports_cache = not is_stateful(model.module) and _gives(
+                expected, lambda: _forward_with_cache(model, canvas)
+            )
+            with _short_windows(model) as has_windows:
+                if supports_cache and has_windows:
+                    expected = [_forward(model, [sample])[0] for sample in (longer, shorter)]
+                    supports_cache = _gives(expected, lambda: _forward_with_cache(model, canvas))
     return replace(model, spec=replace(model.spec, supports_padding=supports_padding, supports_cache=supports_cache))
 
 
@@ -108,6 +122,22 @@ def _check_direction(model: Model, logits: Tensor) -> None:
             f"{_describe(model)} attends in both directions, so it is not autoregressive; with mask_id= it opens as a"
             " masked diffusion model"
         )
+
+
+@contextmanager
+def _short_windows(model: Model) -> Iterator[bool]:
+    """Shorten the windows of a model to less than the input of a check; yield whether it has any."""
+    config = getattr(model.module, "config", None)
+    configs = [config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", {}))]
+    with ExitStack() as undo:
+        count = 0
+        for part, name in ((part, name) for part in configs for name in WINDOWS):
+            size = getattr(part, name, None)
+            if isinstance(size, int) and size > TOKENS // 2:
+                undo.callback(setattr, part, name, size)
+                setattr(part, name, TOKENS // 2)
+                count += 1
+        yield count > 0
 
 
 def _forward_with_cache(model: Model, canvas: CanvasState) -> Tensor:

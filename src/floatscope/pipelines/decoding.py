@@ -29,7 +29,7 @@ from floatscope.interventions.intervention import Intervention, invalidates_cach
 from floatscope.interventions.notes import EditNote, EditWarning
 from floatscope.models.model import Model
 from floatscope.pipelines.canvas_layout import CanvasLayout
-from floatscope.pipelines.watch import build_recorder
+from floatscope.pipelines.watched_forwards import build_recorder
 from floatscope.sampling import Sampling, autoregress, denoise
 from floatscope.schema import Paradigm
 from floatscope.traces import Trace

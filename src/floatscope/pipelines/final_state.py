@@ -14,7 +14,7 @@ from floatscope.capture.hooks import attach
 from floatscope.capture.watcher import Watch, Watcher
 from floatscope.errors import UserError
 from floatscope.pipelines.decoding import Decoding
-from floatscope.pipelines.watch import build_recorder
+from floatscope.pipelines.watched_forwards import build_recorder
 from floatscope.schema import Paradigm, RowSource, State
 from floatscope.traces import Trace
 

@@ -56,12 +56,17 @@ class Blocks:
         return torch.tensor([starts, stops], device=self.device).T
 
     def eligible_positions(self, canvas: CanvasState) -> Bool[Tensor, "batch position"]:
-        """The masks of the current block; masks in the prompt belong to the first block."""
+        """The masks of the current block, with those that earlier blocks left if the sampler ranks them too.
+
+        Masks in the prompt belong to the first block.
+        """
         position = torch.arange(canvas.tokens.shape[1], device=self.device)
         start, stop = self.bounds().where(self.active_rows()[:, None], 0).split(1, -1)
+        eligible: Tensor = canvas.masked & (position < stop)
+        if SAMPLERS[self.sampling.sampler].ranks_earlier_blocks:
+            return eligible
         in_block: Tensor = (position >= start) | ((position < self.start) & (start == self.start))
-        eligible: Tensor = canvas.masked & (position < stop) & in_block
-        return eligible
+        return eligible & in_block
 
     def commit_counts(self) -> Int[Tensor, " batch"]:
         """How many positions the schedule commits in each sample."""

@@ -4,9 +4,9 @@
     score = sampler.score(candidates)                       # [candidate], from each candidate's distribution
     commit = sampler.select(step_candidates, tau=0.9)       # [batch, position], True where the step commits
 
-A candidate is a masked position of the current block. The `pace` of a sampler says who decides how many positions a
-step commits: the `schedule`, the sampler itself (`adaptive`, at least one per step), or the sampler with the schedule
-as a `fallback`. Ties go to the earlier position.
+A candidate is a masked position of the current block; LLaDA's rules rank the masks that earlier blocks left with them.
+The `pace` of a sampler says who decides how many positions a step commits: the `schedule`, the sampler itself
+(`adaptive`, at least one per step), or the sampler with the schedule as a `fallback`. Ties go to the earlier position.
 """
 
 from __future__ import annotations
@@ -126,6 +126,9 @@ class Sampler:
     select_arguments: Mapping[str, Any] = field(default_factory=dict)  # defaults
     score_arguments: Mapping[str, Any] = field(default_factory=dict)  # defaults
     pace: str = "schedule"  # schedule | adaptive | fallback
+    ranks_earlier_blocks: bool = (
+        False  # whether masks that an earlier block left (the model predicted the mask) compete
+    )
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -134,10 +137,12 @@ class Sampler:
 
 
 SAMPLERS: dict[str, Sampler] = {
-    "confidence": Sampler("the most probable token first (LLaDA low_confidence, Dream maskgit_plus)"),
+    "confidence": Sampler(
+        "the most probable token first (LLaDA low_confidence, Dream maskgit_plus)", ranks_earlier_blocks=True
+    ),
     "margin": Sampler("the largest lead over the second token first (Dream topk_margin)", score=score_margin),
     "entropy": Sampler("the lowest entropy first (Dream entropy)", score=score_negative_entropy),
-    "random": Sampler("in random order (LLaDA random)"),
+    "random": Sampler("in random order (LLaDA random)", ranks_earlier_blocks=True),
     "origin": Sampler("each with the probability of the step's time (Dream origin)", select=select_by_chance),
     "pc": Sampler(
         "confidence calibrated by the token's frequency in ordinary text, earlier positions first (PC-Sampler)",

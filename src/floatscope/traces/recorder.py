@@ -85,8 +85,12 @@ class Recorder:
             if history.steps and start != history.first:
                 raise ValueError(f"sample '{sample}' began at position {history.first} and now begins at {start}")
             cut = cut_sample(arrays, self.axes, b, start, stop)
-            cached = history.steps[-1]["keys"] if history.steps and self.meta.get("rows") == RowSource.CACHE else 0
-            cut["queries"] = cut["keys"] - cached
+            if capture.queries is not None:
+                computed = max(start, step.before.tokens.shape[1] - capture.queries)  # the first computed row
+                cut["queries"] = np.array([max(0, stop - computed)], np.int32)
+            else:
+                cached = history.steps[-1]["keys"] if history.steps and self.meta.get("rows") == RowSource.CACHE else 0
+                cut["queries"] = cut["keys"] - cached
             cut["commit_step"] = np.full(len(cut["commit_token"]), len(history.steps), np.int32)
             history.first = start
             history.steps.append(cut)
