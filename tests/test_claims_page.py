@@ -50,8 +50,8 @@ def test_the_page_has_a_row_per_claim_and_the_digest(studies, tmp_path):
     assert len(rows) == 2 + len(CLAIMS)
     (row,) = [line for line in rows if line.startswith("| Attention of MDMs moves over steps |")]
     cells = row.strip("| ").split(" | ")
-    assert cells[5].startswith("+20.")
-    assert (cells[6], cells[8]) == ("**supported**", "**contradicted**")
+    assert cells[5].startswith("**supported**: +20.")
+    assert cells[6].startswith("**contradicted**: −4.")
     assert "not measured" in text
     assert "SmolLM2 pair: MDM − ARM: all values" not in text
 

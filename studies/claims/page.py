@@ -68,8 +68,8 @@ INTRODUCTION = """# Claims
 This page answers which published claims about masked diffusion models are supported by three pairs of small models. It
 is written by `python studies/claims/page.py` from the runs of `python studies/claims/run.py`. {registry}
 
-**The columns.** The 7M twins are trained from scratch on the same rows ([twins.md](twins.md)): `mdm` against `arm`, and
-`mdm-adapted`, made from `arm`, against `arm`. In the SmolLM2 pair, both models come from SmolLM2-135M-Instruct and were
+**The columns.** The 7M twins are trained on the same rows, `mdm` for 20,000 steps and the others for 12,000
+([twins.md](twins.md)): `mdm` against `arm`, and `mdm-adapted`, made from `arm`, against `arm`. In the SmolLM2 pair, both models come from SmolLM2-135M-Instruct and were
 trained on the same questions, one with masks and one autoregressively ([adapt.md](adapt.md)). The published claims are
 about models of 7 to 8 billion parameters: a claim that is not supported here may hold there. Each model was trained
 with one seed, so the intervals are over texts and do not include the variation between trainings.
@@ -99,12 +99,17 @@ def write_summary(results: Results) -> Iterator[str]:
     yield markdown_table(rows)
     for word, title in (("supported", "Supported in every column"), ("contradicted", "Contradicted in every column")):
         if claims := [id for id in CLAIMS if _words(results, id) == {word}]:
-            yield f"**{title}:** {'; '.join(_name(id) for id in claims)}.\n"
+            yield write_list(title, claims)
     opposed = [
         id for id in CLAIMS if "contradicted" in (words := _words(results, id)) and words & {"supported", SMALLER}
     ]
     if opposed:
-        yield f"**Supported in one column and contradicted in another:** {'; '.join(_name(id) for id in opposed)}.\n"
+        yield write_list("Supported in one column and contradicted in another", opposed)
+
+
+def write_list(title: str, claims: Sequence[str]) -> str:
+    """Return the claims with these ids as a list."""
+    return f"**{title}** ({len(claims)} claims):\n\n" + "".join(f"- {_name(id)}\n" for id in claims)
 
 
 def _words(results: Results, id: str) -> set[str]:
@@ -126,20 +131,24 @@ def _name(id: str) -> str:
 
 
 def write_verdicts(results: Results) -> str:
-    """Return a row per claim, a tested number and a verdict per column."""
-    header = ["claim", "source", "measured as", "tested", "margin"]
-    rows = [[*header, *(cell for column in results for cell in (column, "verdict"))]]
+    """Return a row per claim with a verdict and the tested number per column, and the sources."""
+    rows = [["claim", "source", "measured as", "tested", "margin", *results]]
     for number, claim in enumerate(CLAIMS.values()):
         margin = f"{claim.scale * claim.margin:g} {claim.unit}".strip()
-        row = [claim.statement, claim.source, claim.statistic, claim.comparison, margin]
+        row = [claim.statement, _arxiv_id(claim.source), claim.statistic, claim.comparison, margin]
         for tested in results.values():
             result = tested[number]
             if result.missing:
-                row += ["–", "not measured"]
+                row.append("not measured")
                 continue
-            row += [f"{format_tested(result)}, n = {result.tested.n}", f"**{result.verdict}**"]
+            row.append(f"**{result.verdict}**: {format_tested(result)}, n = {result.tested.n}")
         rows.append(row)
-    return markdown_table(rows)
+    sources = dict.fromkeys(claim.source for claim in CLAIMS.values())
+    return f"{markdown_table(rows)}\nSources, by their arXiv numbers: {'; '.join(sources)}.\n"
+
+
+def _arxiv_id(source: str) -> str:
+    return source[source.rindex("(") + 1 : -1]
 
 
 def write_comparisons(results: Results) -> Iterator[str]:

@@ -107,7 +107,8 @@ def _overview(training: TwinTraining) -> str:
 {DESCRIPTIONS[kind]}
 
 One of three twins, `arm`, `mdm` and `mdm-adapted`. They share the architecture, the tokenizer, the text, the invented
-worlds and the training rows, in the same order; they differ in how they are trained.
+worlds and the training rows, in the same order; they differ in how they are trained, and the `mdm`, which learns from
+scratch and from masked tokens only, is trained longer.
 
 {markdown_table(("", ""), rows.items())}"""
 
