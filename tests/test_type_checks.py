@@ -13,7 +13,7 @@ from jaxtyping import Float, Int, TypeCheckError
 from torch import Tensor
 
 from floatscope.files.sizes import format_size
-from type_checks import check
+from type_checks import check, unchecked
 
 VIOLATIONS = (BeartypeCallHintViolation, TypeCheckError)
 
@@ -50,6 +50,22 @@ class Later:
     right: Float[Tensor, " length"]
 
 
+def make_adder(amount: int):
+    @checked
+    def add(number: int, again: bool = False) -> int:
+        return make_adder(amount)(number + amount) if again else number + amount
+
+    return add
+
+
+def make_cutter(length: int):
+    @checked
+    def cut(left: Float[Tensor, " length"], right: Float[Tensor, " length"]) -> Float[Tensor, " length"]:
+        return (left + right)[:length]
+
+    return cut
+
+
 LONG, SHORT = torch.zeros(4), torch.zeros(3)
 RIGHT_CALLS = {
     "a type": lambda: repeat("a", times=3),
@@ -57,6 +73,8 @@ RIGHT_CALLS = {
     "a generator": lambda: walk(torch.zeros(2, 3, dtype=torch.long), SHORT),
     "a dataclass": lambda: Later(SHORT, SHORT),
     "a name that is defined below": lambda: defined_below(Later(SHORT, SHORT)),
+    "a function in a function": lambda: make_adder(1)(2),
+    "a shape in a function in a function": lambda: make_cutter(3)(SHORT, SHORT),
 }
 WRONG_CALLS = {
     "a type": lambda: repeat(3),
@@ -69,6 +87,10 @@ WRONG_CALLS = {
     "an argument of a generator": lambda: walk(torch.zeros(2, 3, dtype=torch.long), LONG),
     "the fields of a dataclass": lambda: Later(SHORT, LONG),
     "a name that is defined below": lambda: defined_below(SHORT),
+    "an argument of a function in a function": lambda: make_adder(1)("2"),
+    "the result of a function in a function": lambda: make_adder(0.5)(2),
+    "a shape in a function in a function": lambda: make_cutter(3)(SHORT, LONG),
+    "the shape of a result in a function in a function": lambda: make_cutter(2)(SHORT, SHORT),
     "a function of the package": lambda: format_size("1"),
 }
 
@@ -89,3 +111,15 @@ def test_wrong_calls_are_found(name):
 def test_axes_of_a_call_are_not_those_of_the_next():
     for size in (2, 5, 3):
         assert multiply(torch.zeros(size, 3), torch.zeros(3, size)).shape == (size, size)
+
+
+def test_mistakes_reach_the_function_where_the_checks_are_off():
+    with unchecked():
+        assert repeat(3) == 6
+    with pytest.raises(VIOLATIONS):
+        repeat(3)
+
+
+def test_functions_in_functions_stay_apart():
+    one, ten = make_adder(1), make_adder(10)
+    assert [one(1), ten(1), one(2), ten(1, again=True), one(3)] == [2, 11, 3, 21, 4]

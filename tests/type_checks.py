@@ -3,15 +3,18 @@
 beartype checks the types in about 1 µs a call. A function with a shape in its annotations also gets a scope of
 jaxtyping, in which an axis name has one size; jaxtyping's own decorator checks the same, but every argument twice and
 at 50 µs a call. A function is decorated when it is first called: most tests call few of all functions, and names that
-are defined below a function are known by then.
+are defined below a function are known by then. A function inside a function is a new one at each call of the outer one;
+its decoration, which takes 1 ms, is shared by all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial, wraps
-from inspect import isgeneratorfunction
-from types import FunctionType
+from inspect import isgeneratorfunction, unwrap
+from threading import local
+from types import CodeType, FunctionType
 from typing import Any, get_args
 
 import jaxtyping
@@ -19,6 +22,20 @@ from beartype import beartype
 
 check_shapes = jaxtyping.jaxtyped
 AXES = check_shapes("context")  # while it is entered, an axis name has one size
+is_active = True
+decorations: dict[CodeType, Callable[..., Any]] = {}
+target = local()
+
+
+@contextmanager
+def unchecked() -> Iterator[None]:
+    """Check nothing meanwhile: for mistakes that the package itself must refuse."""
+    global is_active
+    is_active = False
+    try:
+        yield
+    finally:
+        is_active = True
 
 
 def install(modules: Sequence[str]) -> None:
@@ -45,8 +62,29 @@ def check_when_called(function: Callable[..., Any], typechecker: Any) -> Callabl
     @wraps(function)
     def call(*args: Any, **options: Any) -> Any:
         nonlocal checked
+        if not is_active:
+            return function(*args, **options)
         if checked is None:
-            checked = decorate(function, typechecker)
+            is_local = "<locals>" in function.__qualname__ and not isgeneratorfunction(function)
+            checked = share_decoration(function, typechecker) if is_local else decorate(function, typechecker)
+        return checked(*args, **options)
+
+    return call
+
+
+def share_decoration(function: Callable[..., Any], typechecker: Any) -> Callable[..., Any]:
+    """Decorate a function that calls `target.function`, once for all functions of this code, and set that before."""
+    if function.__code__ not in decorations:
+
+        @wraps(function)  # so it has the annotations
+        def run_target(*args: Any, **options: Any) -> Any:
+            return target.function(*args, **options)
+
+        decorations[function.__code__] = decorate(run_target, typechecker)
+    checked = decorations[function.__code__]
+
+    def call(*args: Any, **options: Any) -> Any:
+        target.function = function
         return checked(*args, **options)
 
     return call
@@ -74,7 +112,7 @@ def check_axes(checked: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def resolve(annotation: Any, function: Callable[..., Any]) -> Any:
-    return eval(annotation, function.__globals__) if isinstance(annotation, str) else annotation
+    return eval(annotation, unwrap(function).__globals__) if isinstance(annotation, str) else annotation
 
 
 def has_shape(annotation: Any) -> bool:
