@@ -284,11 +284,11 @@ def test_in_a_chat_an_end_of_turn_follows_the_answer(tmp_path):
 
 @pytest.mark.parametrize("name", slow_except(["arm", "mdm", "mdm-adapted"], "mdm"))
 def test_a_passage_makes_its_answer_more_likely(twins, name):
-    samples = read_samples("twin:reading-5", 12)
+    samples = read_samples("twin:reading-5", 6)
     answers = [sample.answers[0] for sample in samples]
     shown, hidden = (
         fs.answer_nll(twins[name], [load_template().prompt(s).text for s in variant], answers, new_tokens=NEW)
         for variant in (samples, [replace(s, passages=()) for s in samples])
     )
     assert all(with_ < without for with_, without in zip(shown, hidden, strict=True))
-    assert sum(shown) / 12 < 0.5 < 2 < sum(hidden) / 12
+    assert sum(shown) / 6 < 0.5 < 2 < sum(hidden) / 6
