@@ -223,10 +223,9 @@ def test_a_killed_evaluation_resumes_to_the_same_bytes(mdm, tmp_path):
     assert run_evaluation(mdm, tmp_path / "killed") == []
 
 
-def test_other_settings_are_refused(mdm, tmp_path):
-    run_evaluation(mdm, tmp_path / "e")
+def test_other_settings_are_refused(mdm, evaluated):
     with pytest.raises(UserError, match="cannot be resumed with other settings"):
-        plan_evaluation(mdm, read_samples("twin:reading-5", 7), tmp_path / "e", passages=0, **HOW)
+        plan_evaluation(mdm, read_samples("twin:reading-5", 7), evaluated, passages=0, **HOW)
 
 
 def test_a_folder_of_traces_is_refused_as_an_evaluation(mdm, tmp_path):
@@ -276,8 +275,8 @@ def test_a_disk_that_is_full_at_any_write_loses_nothing(mdm, tmp_path, monkeypat
     assert 5 < room < 20
 
 
-def test_a_damaged_file_is_named(mdm, tmp_path):
-    run_evaluation(mdm, tmp_path / "e")
+def test_a_damaged_file_is_named(evaluated, tmp_path):
+    shutil.copytree(evaluated, tmp_path / "e")
     file: Path = tmp_path / "e" / PREDICTIONS_FILE
     file.write_bytes(b"no json\n" + file.read_bytes())
     with pytest.raises(UserError, match=r"predictions\.jsonl is damaged"):

@@ -28,10 +28,11 @@ from floatscope.traces import find_controls
 from pairs import slow_except
 
 NEW_TOKENS = 6
+SHORT = "twin:reading-1"  # the small models have a token for each byte
 
 
-def trace_run(model: fs.Model, folder: Path, count: int = 3, **settings: object) -> Path:
-    fs.trace(model, read_samples("twin:reading-5", count), folder, new_tokens=NEW_TOKENS, **settings)
+def trace_run(model: fs.Model, folder: Path, count: int = 3, data: str = "twin:reading-5", **settings: object) -> Path:
+    fs.trace(model, read_samples(data, count), folder, new_tokens=NEW_TOKENS, **settings)
     return folder
 
 
@@ -48,7 +49,7 @@ def small_runs(tmp_path_factory) -> dict[str, Path]:
     for name, layout in (("arm", "llama"), ("mdm", "llada")):
         model = fs.load(fs.write_random(folder / f"small-{name}", layout, layers=2, width=32), device="cpu")
         runs[name] = folder / name
-        trace_run(model, runs[name], controls=(0, 1) if name == "mdm" else (0,))
+        trace_run(model, runs[name], data=SHORT, controls=(0, 1) if name == "mdm" else (0,))
     return runs
 
 
@@ -185,7 +186,7 @@ def test_sentences_about_floating_state_the_estimates(built):
 def test_summary_drops_no_model(small_runs, tmp_path):
     """A model without any anchor, and one that does not differ from its control, are named like the others."""
     fresh = fs.untrained(fs.load(small_runs["mdm"].parent / "small-mdm", device="cpu"), seed=7)
-    flat = trace_run(fresh, tmp_path / "flat", controls=(0,))
+    flat = trace_run(fresh, tmp_path / "flat", data=SHORT, controls=(0,))
     contents, report_runs = build_report([small_runs["mdm"], flat], explore=0)
     labels = [run.label for run in report_runs]
     assert len(set(labels)) == 2
@@ -225,7 +226,8 @@ def test_summary_lists_every_model_and_marks_unclear_differences_from_the_contro
 @pytest.mark.slow
 def test_runs_without_influence_are_named_beside_one_that_has_it(small_runs, tmp_path):
     model = fs.load(small_runs["mdm"].parent / "small-mdm", device="cpu")
-    with_influence = trace_run(model, tmp_path / "influence", watch=fs.Watch(influence=True), controls=(0,))
+    watch = fs.Watch(influence=True)
+    with_influence = trace_run(model, tmp_path / "influence", data=SHORT, watch=watch, controls=(0,))
     contents, report_runs = build_report([small_runs["mdm"], with_influence], explore=0)
     section = find_section(contents, "influence")
     assert section.text.endswith("Not shown for small-mdm (mdm): traced without --influence.")
@@ -308,9 +310,9 @@ def test_run_without_a_control_is_named(tmp_path, small_runs):
 
 def test_incomplete_run_lists_its_missing_samples(tmp_path, small_runs):
     shutil.copytree(small_runs["mdm"], tmp_path / "half")
-    (tmp_path / "half" / "samples" / "reading-5-1.safetensors").unlink()
+    (tmp_path / "half" / "samples" / "reading-1-1.safetensors").unlink()
     contents, _ = build_report([tmp_path / "half"])
-    assert "**small-mdm** is incomplete: 1 of 3 samples are missing (reading-5-1)." in contents.summary
+    assert "**small-mdm** is incomplete: 1 of 3 samples are missing (reading-1-1)." in contents.summary
 
 
 def test_models_of_different_depth_share_the_relative_depth(tmp_path, small_runs):
@@ -357,7 +359,7 @@ def test_detector_that_cannot_fire_leaves_out_only_its_tables(small_runs):
 
 def test_control_without_all_samples_is_left_out_and_named(tmp_path, small_runs):
     shutil.copytree(small_runs["mdm"], tmp_path / "run")
-    (tmp_path / "run" / "untrained-0" / "samples" / "reading-5-1.safetensors").unlink()
+    (tmp_path / "run" / "untrained-0" / "samples" / "reading-1-1.safetensors").unlink()
     contents, (run,) = build_report([tmp_path / "run"], explore=0)
     assert len(run.controls) == 1
     (sentence,) = [each for each in contents.summary if each.startswith("Left out: ")]
@@ -372,9 +374,9 @@ def test_control_without_all_samples_is_left_out_and_named(tmp_path, small_runs)
 
 def test_controls_are_measured_on_the_samples_of_the_model(tmp_path, small_runs):
     shutil.copytree(small_runs["mdm"], tmp_path / "half")
-    (tmp_path / "half" / "samples" / "reading-5-1.safetensors").unlink()
+    (tmp_path / "half" / "samples" / "reading-1-1.safetensors").unlink()
     _, (run,) = build_report([tmp_path / "half"], explore=0)
-    assert [set(table["sample"]) for table in run.control_tables("floating")] == [{"reading-5-0", "reading-5-2"}] * 2
+    assert [set(table["sample"]) for table in run.control_tables("floating")] == [{"reading-1-0", "reading-1-2"}] * 2
 
 
 @pytest.mark.parametrize("layers", slow_except([1, 2], 1))
