@@ -16,7 +16,7 @@ from floatscope.pipelines.likelihood import encode_continuation
 from floatscope.schema import State
 from floatscope.tasks.sample_files import read_samples
 from floatscope.tasks.template import load_template
-from pairs import slow_except
+from pairs import every_pair, slow_except
 from type_checks import unchecked
 
 MASK, EOS, NEW = 49, 48, 8
@@ -89,20 +89,18 @@ def test_the_nll_of_an_arm_is_the_usual_likelihood(seed, cache):
     assert fs.answer_nll(model, PROMPTS, ANSWERS, new_tokens=20) == pytest.approx(want, rel=1e-4)
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("kind", ["unshifted", "shifted"])
-@pytest.mark.parametrize(
-    ("settings", "loop"),
-    [
-        ({}, {}),
-        ({"steps": 4}, {"each": 2}),
-        ({"steps": 1}, {"each": NEW}),
-        ({"block": 4}, {"block": 4}),
-        ({"block": 4, "steps": 4}, {"block": 4, "each": 2}),
-    ],
-    ids=str,
-)
-def test_the_nll_of_an_mdm_follows_the_order_of_its_sampler(seed, kind, settings, loop):
+SAMPLER_LOOPS = [  # the settings, and the same of the loop
+    ({}, {}),
+    ({"steps": 4}, {"each": 2}),
+    ({"steps": 1}, {"each": NEW}),
+    ({"block": 4}, {"block": 4}),
+    ({"block": 4, "steps": 4}, {"block": 4, "each": 2}),
+]
+
+
+@every_pair(seed=range(4), kind=["unshifted", "shifted"], case=SAMPLER_LOOPS)
+def test_the_nll_of_an_mdm_follows_the_order_of_its_sampler(seed, kind, case):
+    settings, loop = case
     model = build_model(kind, seed)
     want = [run_sampler_loop(model, prompt, answer, **loop) for prompt, answer in zip(PROMPTS, ANSWERS, strict=True)]
     assert fs.answer_nll(model, PROMPTS, ANSWERS, new_tokens=NEW, **settings) == pytest.approx(want, rel=1e-4)
