@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from beartype.roar import BeartypeCallHintViolation
 
 from floatscope.canvas import CanvasState, Commits, Groups, Reductions, Regions, Step
 from floatscope.errors import UserError
@@ -84,7 +85,7 @@ def test_values_are_frozen():
 
 def test_shapes_are_checked_in_the_tests():
     """The import hook of conftest.py is active: a canvas with three axes raises."""
-    with pytest.raises(TypeError):
+    with pytest.raises(BeartypeCallHintViolation):
         CanvasState(torch.zeros(1, 2, 3, dtype=torch.long), torch.zeros(1, 2, dtype=torch.long))
 
 

@@ -144,6 +144,7 @@ def accept_interrupts():
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+@pytest.mark.slow
 def test_a_real_interrupt_ends_with_130(home, tmp_path):
     lines = [{"id": f"s{i}", "question": f"Who is number {i}?", "answers": []} for i in range(400)]
     (tmp_path / "many.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -34,6 +34,7 @@ from floatscope.interventions.recipes import build_control, parse_edits
 from floatscope.interventions.structure import StructureFinder
 from floatscope.interventions.unedited import UneditedCall
 from floatscope.tasks.sample_files import read_samples
+from pairs import every_pair
 
 INF = float("inf")
 WIDTH = max(map(len, PROMPTS)) + NEW
@@ -245,9 +246,11 @@ EMPTY = [
 
 
 @pytest.mark.filterwarnings("ignore:.*selected no keys")
-@pytest.mark.parametrize("kind", ["unshifted", "shifted", "arm"])
-@pytest.mark.parametrize("recipe", [recipe for recipe, _ in EMPTY])
-@pytest.mark.parametrize("control", [None, "mass", "random", "middle"])
+@every_pair(
+    kind=["unshifted", "shifted", "arm"],
+    recipe=[recipe for recipe, _ in EMPTY],
+    control=[None, "mass", "random", "middle"],
+)
 def test_where_nothing_is_edited_nothing_changes(kind, recipe, control):
     nothing = Regions.from_spans([{"evidence": []}] * 3, WIDTH)
     edits = parse_edits(recipe)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -13,7 +15,7 @@ from floatscope.interventions.notes import EditNote, Problem, merge_notes
 from floatscope.pipelines import prediction_part
 from floatscope.pipelines.evaluate import plan_evaluation
 from floatscope.pipelines.intervene import plan_intervention
-from floatscope.pipelines.job import BatchDone, Finished, Note, Started, run_job
+from floatscope.pipelines.job import BatchDone, Finished, Note, Started
 from floatscope.pipelines.stress import plan_stress
 from floatscope.pipelines.trace import plan_trace
 from floatscope.tasks.sample_files import read_samples
@@ -40,27 +42,39 @@ def plan(verb: str, model: fs.Model, out):
     return plan_intervention(model, SAMPLES, out, CONDITIONS, nll_only=True, **HOW)
 
 
+@pytest.fixture(scope="module")
+def finished(arm, tmp_path_factory):
+    """Run the job of a verb, once for all tests; return it, its folder and its events."""
+
+    @cache
+    def run(verb: str):
+        folder = tmp_path_factory.mktemp(verb) / "run"
+        job = plan(verb, arm, folder)
+        return job, folder, list(job)
+
+    return run
+
+
 PARTS = {"trace": 2, "evaluate": 2, "stress": 4, "intervene": 3}
 
 
 @pytest.mark.parametrize("verb", PARTS)
-def test_every_job_says_the_same_things(verb, arm, tmp_path):
-    job = plan(verb, arm, tmp_path / "run")
-    events = list(job)
+def test_every_job_says_the_same_things(verb, arm, finished):
+    job, folder, events = finished(verb)
     assert events[0] == Started(0, job.total)
     assert isinstance(events[-1], Finished)
     assert len({event.part for event in events if isinstance(event, BatchDone)}) == PARTS[verb] == len(job.parts)
     assert [event.done for event in events if isinstance(event, BatchDone)][-1] == job.done == job.total
     assert all(json.loads(json.dumps(event.as_json))["event"] == event.kind for event in events)
     assert all(read_record(part.path)["status"] == FINISHED and part.is_finished for part in job.parts)
-    again = list(plan(verb, arm, tmp_path / "run"))
+    again = list(plan(verb, arm, folder))
     assert again[0] == Started(job.total, job.total)
     assert [type(event) for event in again if not isinstance(event, Note)] == [Started, Finished]
 
 
 @pytest.mark.parametrize("verb", PARTS)
-def test_a_job_killed_before_its_last_status_ends_as_finished(verb, arm, tmp_path):
-    run_job(plan(verb, arm, tmp_path / "run"))
+def test_a_job_killed_before_its_last_status_ends_as_finished(verb, arm, finished, tmp_path):
+    shutil.copytree(finished(verb)[1], tmp_path / "run")
     job = plan(verb, arm, tmp_path / "run")
     for part in job.parts:
         write_record(part.path, {**read_record(part.path), "status": UNFINISHED})

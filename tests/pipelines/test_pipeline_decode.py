@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +21,7 @@ import floatscope as fs
 from floatscope.canvas import Regions
 from floatscope.sampling import SAMPLERS
 from floatscope.schema import FIELDS, GROUPS, State, fields_at_level
+from type_checks import unchecked
 
 SHAPE = {
     "vocab_size": 50,
@@ -461,59 +461,66 @@ def test_fields_are_fp32_under_autocast(llada):
     torch.testing.assert_close(got, (rows @ member.float()).half().float(), rtol=0, atol=0)
 
 
-MISTAKES = """
-import floatscope as fs, sys
-llada = fs.load(fs.write_random(sys.argv[1]), device="cpu")
-def print_error(mistake):
-    try:
-        mistake()
-    except fs.UserError as error:
-        print(error)
-settings = {"new_tokens": 4, "steps": 2}
-print_error(lambda: fs.decode(llada, 5, **settings))
-print_error(lambda: fs.decode(llada, [[1, "hello"]], **settings))
-print_error(lambda: fs.decode(llada, [[1, 99999]], **settings))
-print_error(lambda: fs.decode(llada, [[1.5]], **settings))
-print_error(lambda: fs.decode(llada, [1.5, 2], **settings))
-print_error(lambda: fs.decode(llada, b"hello", **settings))
-print_error(lambda: fs.decode(llada, "a" + chr(0xDCFF), **settings))
-print_error(lambda: fs.decode(llada, [[1]], **settings, chat="no"))
-print_error(lambda: fs.decode(llada, [[1]], **settings, samples="a"))
-print_error(lambda: fs.decode(llada, [[1]], **settings, preset=5))
-print_error(lambda: fs.final_state(llada))
-print_error(lambda: fs.decode(llada, [[1]], **settings, watch=True))
-print_error(lambda: fs.decode(llada.module, [[1]], **settings))
-print_error(lambda: fs.watch(llada, levl="heads").__enter__())
-print_error(lambda: fs.watch("gpt2").__enter__())
-print_error(lambda: fs.Watch(fields="received"))
-print_error(lambda: fs.Watch(reducers=(fs.Reducer,)))
-"""
-
-
 def test_mistakes_get_a_one_sentence_error(tmp_path):
-    """In a separate process, because the tests' shape checks would fail first."""
-    done = subprocess.run([sys.executable, "-c", MISTAKES, str(tmp_path / "m")], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    expected = [
-        "a prompt is a text, a list of token ids or a list of messages, got 5",
-        "a prompt is a text, a list of token ids or a list of messages; 'hello' is not a token id",
-        "token 99999 is not in m's vocabulary, 0 … 511",
-        "a prompt is a text, a list of token ids or a list of messages; 1.5 is not a token id",
-        "a prompt is a text, a list of token ids or a list of messages, got 1.5",
-        "a prompt is a text, a list of token ids or a list of messages, got b'hello'",
-        "the prompt is not valid text: it contains bytes that are not UTF-8",
-        "chat must be True or False, got 'no'",
-        "samples must be a list of names, one for each prompt, got 'a'",
-        "unknown preset '5'; allowed: llada, dream",
-        "final_state needs the result of fs.decode, got Model",
-        "watch must be a fs.Watch(…) or None, got True",
-        "decode needs a floatscope Model (fs.load), got LlamaForCausalLM; see also fs.watch",
-        "unknown setting of `watch` 'levl' (did you mean 'level'?); allowed: level, fields, reducers, verify, backend",
-        "watch needs a torch module or a floatscope Model, got str",
-        "fields must be a tuple of names, got the string 'received'; write ('received',)",
-        f"{fs.Reducer!r} is not a valid reducer; give an instance of a subclass of fs.Reducer with a name and axes",
+    llada = fs.load(fs.write_random(tmp_path / "m"), device="cpu")
+    settings = {"new_tokens": 4, "steps": 2}
+    mistakes = [
+        (
+            lambda: fs.decode(llada, 5, **settings),
+            "a prompt is a text, a list of token ids or a list of messages, got 5",
+        ),
+        (
+            lambda: fs.decode(llada, [[1, "hello"]], **settings),
+            "a prompt is a text, a list of token ids or a list of messages; 'hello' is not a token id",
+        ),
+        (lambda: fs.decode(llada, [[1, 99999]], **settings), "token 99999 is not in m's vocabulary, 0 … 511"),
+        (
+            lambda: fs.decode(llada, [[1.5]], **settings),
+            "a prompt is a text, a list of token ids or a list of messages; 1.5 is not a token id",
+        ),
+        (
+            lambda: fs.decode(llada, [1.5, 2], **settings),
+            "a prompt is a text, a list of token ids or a list of messages, got 1.5",
+        ),
+        (
+            lambda: fs.decode(llada, b"hello", **settings),
+            "a prompt is a text, a list of token ids or a list of messages, got b'hello'",
+        ),
+        (
+            lambda: fs.decode(llada, "a" + chr(0xDCFF), **settings),
+            "the prompt is not valid text: it contains bytes that are not UTF-8",
+        ),
+        (lambda: fs.decode(llada, [[1]], **settings, chat="no"), "chat must be True or False, got 'no'"),
+        (
+            lambda: fs.decode(llada, [[1]], **settings, samples="a"),
+            "samples must be a list of names, one for each prompt, got 'a'",
+        ),
+        (lambda: fs.decode(llada, [[1]], **settings, preset=5), "unknown preset '5'; allowed: llada, dream"),
+        (lambda: fs.final_state(llada), "final_state needs the result of fs.decode, got Model"),
+        (lambda: fs.decode(llada, [[1]], **settings, watch=True), "watch must be a fs.Watch(…) or None, got True"),
+        (
+            lambda: fs.decode(llada.module, [[1]], **settings),
+            "decode needs a floatscope Model (fs.load), got LlamaForCausalLM; see also fs.watch",
+        ),
+        (
+            lambda: fs.watch(llada, levl="heads").__enter__(),
+            "unknown setting of `watch` 'levl' (did you mean 'level'?);"
+            " allowed: level, fields, reducers, verify, backend",
+        ),
+        (lambda: fs.watch("gpt2").__enter__(), "watch needs a torch module or a floatscope Model, got str"),
+        (
+            lambda: fs.Watch(fields="received"),
+            "fields must be a tuple of names, got the string 'received'; write ('received',)",
+        ),
+        (
+            lambda: fs.Watch(reducers=(fs.Reducer,)),
+            f"{fs.Reducer!r} is not a valid reducer; give an instance of a subclass of fs.Reducer with a name and axes",
+        ),
     ]
-    assert done.stdout.splitlines() == expected
+    with unchecked():
+        for mistake, sentence in mistakes:
+            with pytest.raises(fs.UserError, match=f"^{re.escape(sentence)}$"):
+                mistake()
 
 
 def test_decoding_at_temperature_0_is_deterministic(llada):

@@ -46,6 +46,14 @@ def run_evaluation(model, out, samples=None, **settings):
     return run_batches(plan_evaluation(model, samples or read_samples("twin:reading-5", 7), out, **{**HOW, **settings}))
 
 
+@pytest.fixture(scope="module")
+def evaluated(mdm, tmp_path_factory) -> Path:
+    """The folder of a finished evaluation of seven questions; tests change a copy of it."""
+    folder = tmp_path_factory.mktemp("evaluated") / "e"
+    run_evaluation(mdm, folder)
+    return folder
+
+
 @pytest.mark.parametrize("family", ["arm", "mdm"])
 def test_every_question_is_answered_and_scored(family, arm, mdm, tmp_path):
     model = {"arm": arm, "mdm": mdm}[family]
@@ -215,10 +223,9 @@ def test_a_killed_evaluation_resumes_to_the_same_bytes(mdm, tmp_path):
     assert run_evaluation(mdm, tmp_path / "killed") == []
 
 
-def test_other_settings_are_refused(mdm, tmp_path):
-    run_evaluation(mdm, tmp_path / "e")
+def test_other_settings_are_refused(mdm, evaluated):
     with pytest.raises(UserError, match="cannot be resumed with other settings"):
-        plan_evaluation(mdm, read_samples("twin:reading-5", 7), tmp_path / "e", passages=0, **HOW)
+        plan_evaluation(mdm, read_samples("twin:reading-5", 7), evaluated, passages=0, **HOW)
 
 
 def test_a_folder_of_traces_is_refused_as_an_evaluation(mdm, tmp_path):
@@ -268,8 +275,8 @@ def test_a_disk_that_is_full_at_any_write_loses_nothing(mdm, tmp_path, monkeypat
     assert 5 < room < 20
 
 
-def test_a_damaged_file_is_named(mdm, tmp_path):
-    run_evaluation(mdm, tmp_path / "e")
+def test_a_damaged_file_is_named(evaluated, tmp_path):
+    shutil.copytree(evaluated, tmp_path / "e")
     file: Path = tmp_path / "e" / PREDICTIONS_FILE
     file.write_bytes(b"no json\n" + file.read_bytes())
     with pytest.raises(UserError, match=r"predictions\.jsonl is damaged"):
@@ -286,17 +293,17 @@ def test_a_damaged_file_is_named(mdm, tmp_path):
         (lambda lines: lines[:-1], "has 6 of 7 answers, although all were written"),
     ],
 )
-def test_changed_predictions_are_refused(mdm, tmp_path, damage, message):
-    run_evaluation(mdm, tmp_path / "e")
+def test_changed_predictions_are_refused(evaluated, tmp_path, damage, message):
+    shutil.copytree(evaluated, tmp_path / "e")
     file: Path = tmp_path / "e" / PREDICTIONS_FILE
     file.write_bytes(b"".join(line + b"\n" for line in damage(file.read_bytes().splitlines())))
     with pytest.raises(UserError, match=message):
         open_evaluation(tmp_path / "e")
 
 
-def test_predictions_of_another_run_are_refused(mdm, tmp_path):
-    run_evaluation(mdm, tmp_path / "e")
-    run_evaluation(mdm, tmp_path / "other", read_samples("twin:reading-5", 12)[7:])
+def test_predictions_of_another_run_are_refused(mdm, evaluated, tmp_path):
+    shutil.copytree(evaluated, tmp_path / "e")
+    run_evaluation(mdm, tmp_path / "other", read_samples("twin:reading-5", 9)[7:])
     shutil.copy(tmp_path / "other" / PREDICTIONS_FILE, tmp_path / "e" / PREDICTIONS_FILE)
     write_record(tmp_path / "e", read_record(tmp_path / "e") | {"status": "unfinished"})
     with pytest.raises(UserError, match="is not a sample of the run"):

@@ -184,7 +184,7 @@ def test_the_effect_is_zero_where_nothing_is_edited(models, tmp_path, recipe):
     if "evidence" in recipe:  # one sample has evidence, so that the region exists; it is in another batch
         samples.append(FEW[2])
     conditions = [Condition("baseline"), *build_conditions(recipe, draws=1)]
-    list(plan_intervention(models["mdm"], samples, tmp_path / "z", conditions, new_tokens=4, batch_size=1))
+    list(plan_intervention(models["mdm"], samples, tmp_path / "z", conditions, new_tokens=2, batch_size=1))
 
     def without_evidence(condition):
         return [line for line in lines(tmp_path / "z", condition) if line["id"] != FEW[2].id]

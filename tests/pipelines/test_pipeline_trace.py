@@ -37,6 +37,7 @@ SAMPLES = [
     Sample("five", "Whom?", ("Jon",)),
 ]
 SHORT = {"new_tokens": 4}
+TRACED = {"batch_size": 3, "temperature": 1.0}
 LAYOUTS = ("llada", "dream", "llama", "bert")
 
 
@@ -49,6 +50,14 @@ def models(tmp_path_factory):
 @pytest.fixture(scope="module")
 def twins():
     return {name: fs.load(f"twin:{name}", device="cpu") for name in ("mdm", "arm", "mdm-adapted")}
+
+
+@pytest.fixture(scope="module")
+def traced(models, tmp_path_factory):
+    """The folder of a finished run in batches of three; tests change a copy of it."""
+    folder = tmp_path_factory.mktemp("traced") / "run"
+    trace(models["llada"], folder, **TRACED)
+    return folder
 
 
 def trace(model, out, samples=SAMPLES, **settings):
@@ -280,18 +289,18 @@ def test_a_killed_process_loses_nothing_and_changes_nothing(models, tmp_path):
         open_run(tmp_path / "killed" / place).check()
 
 
-def test_a_deleted_sample_is_traced_again_in_its_batch(models, tmp_path):
-    trace(models["llada"], tmp_path / "run", batch_size=3)
+def test_a_deleted_sample_is_traced_again_in_its_batch(models, traced, tmp_path):
+    shutil.copytree(traced, tmp_path / "run")
     before = files(tmp_path / "run")
     (tmp_path / "run/samples/four.safetensors").unlink()
-    assert [t.samples for t in trace(models["llada"], tmp_path / "run", batch_size=3)] == [("four",)]
+    assert [t.samples for t in trace(models["llada"], tmp_path / "run", **TRACED)] == [("four",)]
     assert files(tmp_path / "run") == before
 
 
 @pytest.mark.parametrize("is_interrupted", [True, False])
 @pytest.mark.parametrize("damage", ["flip", "empty", "swap"])
-def test_damaged_samples_are_named_and_decoded_again_on_request(models, tmp_path, damage, is_interrupted):
-    trace(models["llada"], tmp_path / "run", batch_size=3)
+def test_damaged_samples_are_named_and_decoded_again_on_request(models, traced, tmp_path, damage, is_interrupted):
+    shutil.copytree(traced, tmp_path / "run")
     before = files(tmp_path / "run")
     one, two, four = (tmp_path / f"run/samples/{name}.safetensors" for name in ("one", "two", "four"))
     if is_interrupted:
@@ -300,8 +309,8 @@ def test_damaged_samples_are_named_and_decoded_again_on_request(models, tmp_path
     content[-9] ^= 1
     one.write_bytes({"flip": bytes(content), "empty": b"", "swap": two.read_bytes()}[damage])
     with pytest.raises(UserError, match=r"one\.safetensors is .*\n.*is not resumed; redo_damaged=True"):
-        trace(models["llada"], tmp_path / "run", batch_size=3)
-    (batch,) = trace(models["llada"], tmp_path / "run", batch_size=3, redo_damaged=True)
+        trace(models["llada"], tmp_path / "run", **TRACED)
+    (batch,) = trace(models["llada"], tmp_path / "run", **TRACED, redo_damaged=True)
     assert set(batch.samples) == ({"one", "four"} if is_interrupted else {"one"})
     assert files(tmp_path / "run") == before
 
@@ -328,10 +337,9 @@ def test_a_resumed_run_keeps_its_batches(models, tmp_path):
         ({"resume": False}, "already holds a run"),
     ],
 )
-def test_other_settings_are_refused_before_anything_is_decoded(models, tmp_path, change, message):
-    trace(models["llada"], tmp_path / "run", temperature=1.0)
+def test_other_settings_are_refused_before_anything_is_decoded(models, traced, change, message):
     with pytest.raises(UserError) as refused:
-        plan_trace(models["llada"], out=tmp_path / "run", **{"samples": SAMPLES, **SHORT, "temperature": 1.0, **change})
+        plan_trace(models["llada"], out=traced, **{"samples": SAMPLES, **SHORT, "temperature": 1.0, **change})
     assert message in str(refused.value)
 
 

@@ -133,7 +133,8 @@ def test_subsets_that_samples_cannot_take_are_left_out_with_a_note(mdm, tmp_path
 @pytest.mark.parametrize("name", slow_except(["twin:mdm", "twin:arm"], "twin:mdm"))
 def test_heads_are_found_and_tested_on_different_samples_with_controls_of_their_layers(name, tmp_path):
     model, samples = fs.load(name, device="cpu"), read_samples("twin:reading-5", 10)
-    plan = plan_study("heads", study_input(model, samples, tmp_path), counts=(2, 5, 64), draws=2)
+    given = study_input(model, samples, tmp_path, new_tokens=4)
+    plan = plan_study("heads", given, counts=(2, 5, 64), draws=2)
     conditions = by_name(plan)
     run = open_run(tmp_path / HEAD_TRACES)
     assert set(run.samples) == {sample.id for sample in samples[:8]}
@@ -149,13 +150,11 @@ def test_heads_are_found_and_tested_on_different_samples_with_controls_of_their_
         for control in controls(conditions, condition.name):
             assert not own & zeroed(control)
             assert Counter(layer for layer, _ in zeroed(control)) == Counter(layer for layer, _ in own)
-    assert (
-        plan_study("heads", study_input(model, samples, tmp_path), counts=(2, 5, 64), draws=2) == plan
-    )  # the traces are not made again
+    assert plan_study("heads", given, counts=(2, 5, 64), draws=2) == plan  # the traces are not made again
 
 
 def test_the_traces_of_heads_are_a_job_that_resumes(mdm, tmp_path):
-    given = study_input(mdm, read_samples("twin:reading-5", 10), tmp_path, batch_size=4)
+    given = study_input(mdm, read_samples("twin:reading-1", 10), tmp_path, batch_size=4, new_tokens=2)
     with pytest.raises(fs.UserError, match="unknown score 'mas'"):
         next(study_jobs("heads", given, score="mas"))
     jobs = study_jobs("heads", given, counts=2, draws=1)

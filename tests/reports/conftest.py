@@ -19,9 +19,11 @@ from floatscope.schema import Paradigm
 
 @pytest.fixture(scope="module", autouse=True)
 def _few_draws():
-    """Reports test their claims with fewer draws than usual, to save time; test_statistics.py tests the draws."""
+    """Reports use fewer draws than usual, to save time; test_statistics.py tests the draws."""
+    draw_means = statistics.draw_means
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(statistics, "TEST_DRAWS", 500)
+        patch.setattr(statistics, "draw_means", lambda cube, draws=200: draw_means(cube, draws))
         yield
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 from collections.abc import Iterator
@@ -52,6 +53,7 @@ def adapt(
     workers: Annotated[int, o.Opt(metavar="N", min=0, help="Processes that prepare batches.")] = 4,
     device: Annotated[str | None, o.Opt(help=o.DEVICE_HELP)] = None,
     licence: Annotated[str, o.Opt(help=o.LICENCE_HELP)] = "",
+    as_json: o.AsJson = False,
 ) -> None:
     """Turn an autoregressive model into a masked diffusion model, in segments that can be interrupted and resumed.
 
@@ -70,7 +72,7 @@ def adapt(
         control=autoregressive,
         seed=seed,
     )
-    output = Output(as_json=False)
+    output = Output(as_json)
     output.line("opening", model)
 
     from floatscope.lab.adapt.corpus import TrainingFiles
@@ -91,13 +93,14 @@ def adapt(
     )
     with explain_interrupt(lambda: describe_saved(out, recipe)):
         _show_progress(output, events, 2 * batch_tokens)
-    if remaining := remaining_work(out):
+    remaining, adapter = remaining_work(out), out / "adapter"
+    if as_json:
+        output.finish({"out": str(out), "adapter": None if remaining else str(adapter), "remaining": remaining})
+    elif remaining:
         still = ", ".join(remaining)
         print_text(output.console, f"this segment is over; still to do: {still}; run the same command to resume")
     else:
-        print_text(
-            output.console, f"finished: {out / 'adapter'} and its model card; open it as {model}+{out / 'adapter'}"
-        )
+        print_text(output.console, f"finished: {adapter} and its model card; open it as {model}+{adapter}")
 
 
 def _show_progress(output: Output, events: Iterator[ProgressEvent | Job], tokens_per_step: int) -> None:
@@ -113,9 +116,25 @@ def _show_progress(output: Output, events: Iterator[ProgressEvent | Job], tokens
                 if event.parts:
                     output.run("scoring", event)
                 continue
+            if output.as_json:
+                display.close()
+                output.write_event(_describe_step(event))
+                continue
             if show is None:
                 display.close()
                 show = display.enter_context(output.progress("training", event.steps))
             losses = f"text {event.text_loss:.3f}  answers {event.answer_loss:.3f}  " if event.text_loss > 0 else ""
             left = format_clock((event.steps - event.step) * tokens_per_step / event.tokens_per_second)
             show(event.step, f"{losses}{event.tokens_per_second:,.0f} tokens/s, {left} left")
+
+
+def _describe_step(event: ProgressEvent) -> dict[str, object]:
+    """The step as an event; a loss that is not known yet is null."""
+    losses = {"text_loss": event.text_loss, "answer_loss": event.answer_loss}
+    return {
+        "event": "step",
+        "done": event.step,
+        "total": event.steps,
+        **{name: None if math.isnan(loss) else loss for name, loss in losses.items()},
+        "tokens_per_second": event.tokens_per_second,
+    }

@@ -43,7 +43,7 @@ class Output:
     def line(self, label: str, text: str) -> None:
         """A labelled line; with --json an event with this name."""
         if self.as_json:
-            self._write_event({"event": label, "text": text})
+            self.write_event({"event": label, "text": text})
         else:
             print_line(self.console, label, text)
 
@@ -70,7 +70,7 @@ class Output:
                 if isinstance(event, Note):
                     notes.append(event.text)
                 if self.as_json:
-                    self._write_event(event.as_json)
+                    self.write_event(event.as_json)
                 elif isinstance(event, Note):
                     self.line("note", event.text)
                 elif isinstance(event, Started) and event.done:
@@ -114,7 +114,8 @@ class Output:
 
         return show
 
-    def _write_event(self, event: Mapping[str, Any]) -> None:
+    def write_event(self, event: Mapping[str, Any]) -> None:
+        """An event as a line of JSON on stderr."""
         typer.echo(json.dumps(event, ensure_ascii=False), err=True)
 
 

@@ -24,6 +24,7 @@ from floatscope.lab.adapt.examples import BatchMaker
 from floatscope.lab.adapt.lora import make_trainable
 from floatscope.lab.adapt.recipe import Recipe
 from floatscope.lab.training.checkpoint import MAX_SHARD_BYTES
+from floatscope.lab.training.progress import ProgressEvent
 from floatscope.models.loader import load
 from floatscope.models.random_checkpoints import write_random
 from floatscope.pipelines.job import BatchDone, Job
@@ -435,8 +436,27 @@ def test_command_shows_the_job_of_the_scores(done, tmp_path):
     assert f"finished: {folder / 'adapter'} and its model card" in result.output
 
 
+def test_json_has_a_line_per_step_and_the_result(done, monkeypatch):
+    def two_steps(*_, **__):
+        yield ProgressEvent("adapter", 1, 2, float("nan"), float("nan"), 300.0)
+        yield ProgressEvent("adapter", 2, 2, 3.5, 1.25, 400.0)
+
+    monkeypatch.setattr(segments, "train_segment", two_steps)
+    result = CliRunner().invoke(app, ["adapt", BASE, "--out", str(done), "--json"])
+    assert result.exit_code == 0, result.output
+    opening, *steps = map(json.loads, result.stderr.splitlines())
+    assert opening == {"event": "opening", "text": BASE}
+    first = {"event": "step", "done": 1, "total": 2, "text_loss": None, "answer_loss": None, "tokens_per_second": 300}
+    second = {**first, "done": 2, "text_loss": 3.5, "answer_loss": 1.25, "tokens_per_second": 400}
+    assert steps == [first, second]
+    assert json.loads(result.stdout) == {"out": str(done), "adapter": str(done / "adapter"), "remaining": []}
+    monkeypatch.setattr(segments, "remaining_work", lambda _: ["its scores"])
+    result = CliRunner().invoke(app, ["adapt", BASE, "--out", str(done), "--json"])
+    assert json.loads(result.stdout) == {"out": str(done), "adapter": None, "remaining": ["its scores"]}
+
+
 def test_interrupt_says_how_many_steps_are_saved(begun, small, monkeypatch):
-    interrupt(begun, small, monkeypatch, at=5)
+    interrupt(begun, small, monkeypatch, at=2)
 
     def interrupted(*_, **__):
         raise KeyboardInterrupt
@@ -445,4 +465,4 @@ def test_interrupt_says_how_many_steps_are_saved(begun, small, monkeypatch):
     monkeypatch.setattr(segments, "train_segment", interrupted)
     status, output = run_command(BASE, "--out", begun, "--train-steps", "8")
     assert status == 130
-    assert output == "floatscope: interrupted; 5 of 8 steps are saved; run the same command to resume\n"
+    assert output == "floatscope: interrupted; 2 of 8 steps are saved; run the same command to resume\n"

@@ -46,6 +46,7 @@ def test_adapter_fits_the_shape_of_its_base():
     merge_adapter(module, read_adapter(HOME))
 
 
+@pytest.mark.slow
 def test_adapter_opens_with_its_base_and_reads():
     if not (cache_folder() / BASES["smollm2"].file_name).is_file() or find_spec("gguf") is None:
         pytest.skip("SmolLM2 is not here; floatscope fetch smollm2 brings it")
