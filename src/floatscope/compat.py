@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from typing import Any, Literal
 
@@ -209,3 +210,23 @@ def mask_kind(mask_function: Callable[..., Any] | None) -> Literal["causal", "fu
     if mask_function is causal_mask_function:
         return "causal"
     return "full" if mask_function is bidirectional_mask_function else None
+
+
+@contextmanager
+def read_gguf_once() -> Iterator[None]:
+    """Let transformers parse a .gguf file once inside the block.
+
+    It opens the file for the config, the weights and the tokenizer, and lists the names of all tensors for every module
+    of the network; each takes seconds. Both functions are looked up in `gguf` at each call; in a release that imports
+    them otherwise this only has no effect.
+    """
+    import gguf
+
+    reader, names = gguf.GGUFReader, gguf.get_tensor_name_map
+    by_path = cache(reader)
+    gguf.GGUFReader = lambda path, *arguments: by_path(os.path.realpath(path), *arguments)
+    gguf.get_tensor_name_map = cache(names)
+    try:
+        yield
+    finally:
+        gguf.GGUFReader, gguf.get_tensor_name_map = reader, names

@@ -69,10 +69,11 @@ This page answers which published claims about masked diffusion models are suppo
 is written by `python studies/claims/page.py` from the runs of `python studies/claims/run.py`. {registry}
 
 **The columns.** The 7M twins are trained on the same rows, `mdm` for 20,000 steps and the others for 12,000
-([twins.md](twins.md)): `mdm` against `arm`, and `mdm-adapted`, made from `arm`, against `arm`. In the SmolLM2 pair, both models come from SmolLM2-135M-Instruct and were
-trained on the same questions, one with masks and one autoregressively ([adapt.md](adapt.md)). The published claims are
-about models of 7 to 8 billion parameters: a claim that is not supported here may hold there. Each model was trained
-with one seed, so the intervals are over texts and do not include the variation between trainings.
+([twins.md](twins.md)): `mdm` against `arm`, and `mdm-adapted`, made from `arm`, against `arm`. In the SmolLM2 pair,
+both models come from SmolLM2-135M-Instruct and were trained on the same questions, one with masks and one
+autoregressively ([adapt.md](adapt.md)). The published claims are about models of 7 to 8 billion parameters: a claim
+that is not supported here may hold there. Each model was trained with one seed, so the intervals are over texts and do
+not include the variation between trainings.
 
 **The tests.** Each claim is written as a number that is above zero if the claim is true, and judged by its 95 % CI (BCa
 bootstrap over questions, paired) after Holm's correction over the claims of a column:

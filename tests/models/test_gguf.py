@@ -11,7 +11,7 @@ from tiny_checkpoints import write_tiny
 
 import floatscope as fs
 from floatscope.models.description import describe
-from floatscope.models.gguf import read_header
+from floatscope.models.gguf import read_header, read_model
 from pairs import slow_except
 
 STRING, ARRAY, UINT32, FLOAT32 = 8, 9, 4, 6
@@ -189,6 +189,24 @@ def test_a_small_llama_survives_the_round_trip(tmp_path, source, capfd):
     description = describe(file)
     facts = (description.transformers_class, description.spec.eos_id, description.vocab_size)
     assert facts == ("LlamaForCausalLM", source.spec.eos_id, 512)
+
+
+@needs_gguf
+def test_a_file_is_parsed_once_and_the_library_is_left_as_it_was(tmp_path, source, monkeypatch):
+    import gguf
+
+    file, opened, original = tmp_path / "m.gguf", [], gguf.GGUFReader
+
+    class Reader(original):
+        def __init__(self, path, *arguments):
+            opened.append(path)
+            super().__init__(path, *arguments)
+
+    write_gguf(file, source)
+    monkeypatch.setattr(gguf, "GGUFReader", Reader)
+    read_model(file, torch.device("cpu"), torch.float32)
+    assert len(opened) == 1
+    assert gguf.GGUFReader is Reader
 
 
 @needs_gguf

@@ -23,6 +23,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import nn
 
+from floatscope.compat import read_gguf_once
 from floatscope.errors import (
     LIBRARY_ERRORS,
     UserError,
@@ -117,7 +118,7 @@ def read_model(path: Path, device: str | torch.device, dtype: torch.dtype) -> tu
     """Return the module and the tokenizer; every weight is unpacked to `dtype`."""
     from transformers import AutoModelForCausalLM, GgufConfig
 
-    with _isolate(path) as location:
+    with _isolate(path) as location, read_gguf_once():
         module, info = AutoModelForCausalLM.from_pretrained(
             dtype=dtype,
             device_map=device if isinstance(device, str) else {"": device},
@@ -125,10 +126,11 @@ def read_model(path: Path, device: str | torch.device, dtype: torch.dtype) -> tu
             output_loading_info=True,
             **location,
         )
+        tokenizer = read_tokenizer(path)
     wrong_keys = {*info["missing_keys"], *info["unexpected_keys"]}
     if wrong_keys:
         raise UserError(f"{path}: tensors missing or unexpected: {join_names(wrong_keys)}")
-    return module, read_tokenizer(path)
+    return module, tokenizer
 
 
 def read_config(path: Path) -> Any:

@@ -6,8 +6,8 @@
         progress.step, progress.losses
 
 `arm` predicts the next token. `mdm` and `mdm-adapted` fill masks; the latter starts from the trained `arm` and keeps
-its shift. All three see the same rows in the same order, `mdm` more of them. The loss is that of the text plus that of the answers, at
-equal weight: answers are about three tokens in a hundred, too few to teach reading otherwise.
+its shift. All three see the same rows in the same order, `mdm` more of them. The loss is that of the text plus that of
+the answers, at equal weight: answers are about three tokens in a hundred, too few to teach reading otherwise.
 """
 
 from __future__ import annotations
