@@ -222,11 +222,14 @@ def read_gguf_once() -> Iterator[None]:
     """
     import gguf
 
-    reader, names = gguf.GGUFReader, gguf.get_tensor_name_map
-    by_path = cache(reader)
-    gguf.GGUFReader = lambda path, *arguments: by_path(os.path.realpath(path), *arguments)
-    gguf.get_tensor_name_map = cache(names)
+    originals = {"GGUFReader": gguf.GGUFReader, "get_tensor_name_map": gguf.get_tensor_name_map}
+    by_path = cache(gguf.GGUFReader)
+    replacements = {
+        "GGUFReader": lambda path, *arguments: by_path(os.path.realpath(path), *arguments),
+        "get_tensor_name_map": cache(gguf.get_tensor_name_map),
+    }
     try:
+        vars(gguf).update(replacements)
         yield
     finally:
-        gguf.GGUFReader, gguf.get_tensor_name_map = reader, names
+        vars(gguf).update(originals)
