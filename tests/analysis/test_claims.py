@@ -16,6 +16,7 @@ from floatscope.analysis.claims.results import ALL_THREE, COMPARISONS
 from floatscope.analysis.claims.verdicts import CONTRADICTED, NO_EFFECT, SMALLER, SUPPORTED
 from floatscope.analysis.experiments import matched_controls
 from floatscope.analysis.statistics import BootstrapEstimate, bootstrap
+from floatscope.errors import UserError
 
 DIGESTS = {1: "86ec662b449d", 2: "9c4dc0689074"}
 """Version of the registry → its digest. A changed test needs a new version and an entry in CHANGES."""
@@ -47,6 +48,21 @@ def test_every_claim_can_be_tested() -> None:
 def test_every_measure_of_attention_is_used() -> None:
     used = {claim.measure.name for claim in CLAIMS.values() if isinstance(claim.measure, AttentionMeasure)}
     assert set(MEASURES) == used
+
+
+@pytest.mark.parametrize("places", [["first", "last", "first"], [np.nan, "last", np.nan], [np.nan] * 3])
+def test_the_worst_place_is_one_where_a_gold_passage_is(places) -> None:
+    masses = {"gold": [0.2, 0.1, 0.3], "other documents": [0.2, 0.3, 0.3]}
+    rows = [(f"s{i}", region, mass, 0.25) for region in masses for i, mass in enumerate(masses[region])]
+    tables = {
+        "predicting_rows": pd.DataFrame(rows, columns=["sample", "region", "mass", "base"]),
+        "samples": pd.DataFrame({"sample": ["s0", "s1", "s2"], "gold_position": places}),
+    }
+    if "last" in places:
+        assert MEASURES["gold preference at its worst place"](tables).to_dict() == {"s1": pytest.approx(-0.5)}
+    else:
+        with pytest.raises(UserError, match="no sample has a gold passage among several passages"):
+            MEASURES["gold preference at its worst place"](tables)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import pandas as pd
 
 from floatscope.analysis.floating import depth_third
 from floatscope.analysis.heads import dormant_share
+from floatscope.errors import UserError
 
 Tables = Mapping[str, pd.DataFrame]
 """The tables of one run by name; `RunTables` is one."""
@@ -98,7 +99,10 @@ def worst_place_preference(tables: Tables) -> pd.Series:
     """
     preference = gold_preference(tables)
     place = tables["samples"].set_index("sample")["gold_position"].reindex(preference.index)
-    worst: pd.Series = preference[place == preference.groupby(place).mean().idxmin()]
+    means = preference.groupby(place).mean().dropna()
+    if means.empty:
+        raise UserError("no sample has a gold passage among several passages; trace samples that do")
+    worst: pd.Series = preference[place == means.idxmin()]
     return worst
 
 
