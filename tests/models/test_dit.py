@@ -291,7 +291,7 @@ def test_a_watched_forward_is_exact_and_leaves_the_logits(tmp_path, architecture
     assert {(mask.kind, mask.size) for mask in session.traces[0].masks} == {kind}
 
 
-def test_a_traced_run_with_its_control(tmp_path):
+def test_a_watched_decoding_equals_a_plain_one(tmp_path):
     model = fs.load(write_tiny(tmp_path / "m", "mdlm"), device="cpu")
     out = fs.decode(model, ["What floats?", "Hi"], new_tokens=4, watch=fs.Watch(verify=True))
     plain = fs.decode(model, ["What floats?", "Hi"], new_tokens=4)
@@ -299,6 +299,12 @@ def test_a_traced_run_with_its_control(tmp_path):
     assert {trace.meta["architecture"] for trace in out.traces} == {"mdlm"}
     hidden = fs.decode(model, "What floats?", new_tokens=4, edits="mask_anchors(k=2)", watch=fs.Watch(verify=True))
     assert len(hidden.trace.tokens) == 4
+
+
+def test_a_run_folder(tmp_path):
+    model = fs.load(write_tiny(tmp_path / "m", "mdlm"), device="cpu")
+    run = fs.trace(model, ["What floats?", "What sinks?"], tmp_path / "run", new_tokens=4)
+    assert [len(trace.tokens) for trace in run] == [4, 4]
 
 
 @pytest.mark.parametrize("architecture", BOTH)
