@@ -30,7 +30,7 @@ def test_the_table_lists_what_can_be_opened_and_what_is_refused():
     assert result.exit_code == 0
     for name in ("LLaDA-8B", "Dream-7B", "ModernBERT", "GPT-2", "iLLaDA", "Qwen3-0.6B-diffusion-mdlm"):
         assert name in result.output
-    for name in ("LLaDA2.0", "SDAR", "Fast-dLLM v2", "LLaDA-MoE"):
+    for name in ("LLaDA2.0", "SDAR", "Fast-dLLM v2", "LLaDA-MoE", "mdlm-owt", "BD3-LM"):
         assert name in result.output.split("refused")[0]
     for name in ("LLaDA2.2", "MMaDA", "Nemotron-Labs-Diffusion", "DiffusionGemma"):
         assert name in result.output.split("refused")[1]
@@ -38,6 +38,11 @@ def test_the_table_lists_what_can_be_opened_and_what_is_refused():
     opened = {row["architecture"]: row for row in record["opened"]}
     assert opened.keys() >= {"llada", "dream", "bert", "causal", "llada2", "sdar", "sdar-moe", "fast-dllm-v2"}
     assert opened["llada2"]["attends"].startswith("in blocks of 32")
+    assert (opened["mdlm"]["attends"], opened["bd3lm"]["attends"]) == (
+        "to all",
+        "in blocks of config.json's block_size",
+    )
+    assert opened["a2d"]["attends"].startswith("to all, or in blocks")
     assert (opened["fast-dllm-v2"]["shift"], opened["dream"]["attends"]) == (True, "to all")
     assert all(row["watched"] for row in record["opened"])
     assert all(row["reason"] for row in record["refused"])
@@ -93,7 +98,10 @@ def test_a_model_that_cannot_be_watched_has_a_reason(tmp_path):
     Gemma2ForCausalLM(config).save_pretrained(tmp_path / "gemma")
     record = json.loads(invoke(tmp_path / "gemma", "--json").stdout)
     assert record["capture_obstacle"] == "a soft cap on the attention scores"
-    assert record["warnings"] == ["no tokenizer: prompts are token ids"]
+    assert record["warnings"] == [
+        "no tokenizer: prompts are token ids; for texts, copy the files of its tokenizer (tokenizer.json, …) into a"
+        " folder with the checkpoint"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Mixtures of experts written out slowly in float64, from the tensors of a file and its config."""
+"""Mixtures of experts and DiTs written out slowly in float64, from the tensors of a file and its config."""
 
 from __future__ import annotations
 
@@ -122,3 +122,55 @@ def llada_moe_logits(tensors: dict[str, Tensor], config: dict[str, Any], ids: Te
             routed.append(sum(float(weights[e]) * net.mlp(token, f"{at}.mlp.experts.{e}") for e in chosen))
         x = x + torch.stack(routed)
     return net.norm(x, "model.norm.weight") @ net.weight("lm_head.weight").T
+
+
+def dit_logits(tensors: dict[str, Tensor], config: dict[str, Any], ids: Tensor, block: int | None) -> Tensor:
+    """The logits of an MDLM, or with a block size of a BD3-LM, number by number: [position, vocabulary]."""
+    weights = {key.removeprefix("backbone."): tensor.double() for key, tensor in tensors.items()}
+    width, heads = config["hidden_dim"], config["n_heads"]
+    dim, length = width // heads, len(ids)
+
+    def linear(x: Tensor, name: str) -> Tensor:
+        return x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", torch.zeros((), dtype=torch.float64))
+
+    def modulated_norm(x: Tensor, name: str, shift: Tensor, scale: Tensor) -> Tensor:
+        rows = [(row - row.mean()) / (row.var(correction=0) + 1e-5).sqrt() for row in x]
+        return torch.stack([row * weights[f"{name}.weight"] * (1 + scale) + shift for row in rows])
+
+    def rotate(x: Tensor, position: int) -> Tensor:
+        out, half = x.clone(), dim // 2
+        for n in range(half):
+            angle = position * weights["rotary_emb.inv_freq"][n]
+            out[n] = x[n] * angle.cos() - x[n + half] * angle.sin()
+            out[n + half] = x[n + half] * angle.cos() + x[n] * angle.sin()
+        return out
+
+    def attend(x: Tensor, name: str) -> Tensor:
+        qkv = linear(x, name).reshape(length, 3, heads, dim)
+        out = torch.zeros(length, heads, dim, dtype=torch.float64)
+        for head in range(heads):
+            q, k = ([rotate(qkv[i, part, head], i) for i in range(length)] for part in (0, 1))
+            for i in range(length):
+                seen = [j for j in range(length) if block is None or j // block <= i // block]
+                shares = torch.stack([q[i] @ k[j] / dim**0.5 for j in seen]).softmax(0)
+                out[i, head] = sum(share * qkv[j, 2, head] for share, j in zip(shares, seen, strict=True))
+        return out.reshape(length, width)
+
+    def gelu(x: Tensor) -> Tensor:
+        return x / 2 * (1 + ((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)).tanh())
+
+    def silu(x: Tensor) -> Tensor:
+        return x / (1 + (-x).exp())
+
+    noise = torch.tensor([1.0] * 128 + [0.0] * 128, dtype=torch.float64)  # cosines and sines of 0
+    conditioning = silu(linear(silu(linear(noise, "sigma_map.mlp.0")), "sigma_map.mlp.2"))
+    x = weights["vocab_embed.embedding"][ids]
+    for layer in range(config["n_blocks"]):
+        name = f"blocks.{layer}"
+        numbers = linear(conditioning, f"{name}.adaLN_modulation").reshape(6, width)
+        attended = attend(modulated_norm(x, f"{name}.norm1", numbers[0], numbers[1]), f"{name}.attn_qkv")
+        x = x + numbers[2] * linear(attended, f"{name}.attn_out")
+        hidden = gelu(linear(modulated_norm(x, f"{name}.norm2", numbers[3], numbers[4]), f"{name}.mlp.0"))
+        x = x + numbers[5] * linear(hidden, f"{name}.mlp.2")
+    shift, scale = linear(conditioning, "output_layer.adaLN_modulation").reshape(2, width)
+    return linear(modulated_norm(x, "output_layer.norm_final", shift, scale), "output_layer.linear")

@@ -229,8 +229,7 @@ def test_a_llada_with_another_structure_is_refused(field, value):
         ("mmadaModel", "LLaDA-V / MMaDA"),
         ("NemotronLabsDiffusionModel", "Nemotron-Labs-Diffusion"),
         ("NemotronLabsDiffusionVLMModel", "Nemotron-Labs-Diffusion"),
-        ("BD3LM", "BD3-LM"),
-        ("MDLM", "MDLM"),
+        ("SEDD", "SEDD"),
         ("DiffusionGemmaForBlockDiffusion", "DiffusionGemma"),
     ],
 )
@@ -273,6 +272,8 @@ def test_a_config_must_name_architectures(names):
         ("Fast_dLLM_QwenForCausalLM", "fast-dllm-v2", "Qwen2ForCausalLM"),
         ("A2DQwen3LMHeadModel", "a2d", "Qwen3ForCausalLM"),
         ("A2DLlamaLMHeadModel", "a2d", "LlamaForCausalLM"),
+        ("MDLM", "mdlm", "DiTForMaskedLM"),
+        ("BD3LM", "bd3lm", "DiTForMaskedLM"),
         ("ModernBertForMaskedLM", "bert", "ModernBertForMaskedLM"),
         ("XLMRobertaForMaskedLM", "roberta", "XLMRobertaForMaskedLM"),
         ("GPT2LMHeadModel", "causal", "GPT2LMHeadModel"),

@@ -54,7 +54,11 @@ def use_block_causal(module: nn.Module, size: int) -> None:
 
 def find_block_size(module: nn.Module) -> int | None:
     """The block size of a module, watched or not; None if its attention is not block-causal."""
-    config = getattr(module, "config", None)
+    return config_block_size(getattr(module, "config", None))
+
+
+def config_block_size(config: Any) -> int | None:
+    """The block size in the config of a module."""
     match = NAME_PATTERN.fullmatch(str(attention_name(config))) if has_attention_name(config) else None
     return None if match is None else int(match[1])
 

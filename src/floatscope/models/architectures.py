@@ -1,10 +1,11 @@
 """Which checkpoints floatscope can open: a table of architectures, and one of those it refuses, with the reason.
 
-    architecture, class_name = find_architecture(config, keys)      # a row and the name of a transformers class
+    architecture, class_name = find_architecture(config, keys)      # a row and the name of a class
 
-No architecture is implemented again. LLaDA with renamed keys *is* a Llama called without the causal mask, and Dream
-*is* a Qwen2 called that way. A row is chosen by the config's `architectures` and by the tensor names, never by
-`model_type`: LLaDA-MoE calls itself `llada` too. Printing the table needs neither torch nor transformers.
+No architecture of transformers is implemented again. LLaDA with renamed keys *is* a Llama called without the causal
+mask, and Dream *is* a Qwen2 called that way. MDLM and BD3-LM have no class there; theirs is `dit.DiTForMaskedLM`. A row
+is chosen by the config's `architectures` and by the tensor names, never by `model_type`: LLaDA-MoE calls itself `llada`
+too. Printing the table needs neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from floatscope.errors import UserError, printable
 from floatscope.models.conversions import (
     Config,
+    bd3lm_to_dit_config,
     dream_to_qwen2_config,
     fast_dllm_to_qwen2_config,
     illada_to_llama_config,
@@ -26,6 +28,8 @@ from floatscope.models.conversions import (
     llada_moe_to_qwen3_moe_config,
     llada_to_llama_config,
     llada_to_llama_key,
+    mdlm_to_dit_config,
+    mdlm_to_dit_key,
     sdar_moe_to_qwen3_moe_config,
     sdar_to_qwen3_config,
     split_llada2_qkv,
@@ -35,6 +39,7 @@ from floatscope.schema import Paradigm
 if TYPE_CHECKING:
     from floatscope.models.tokenizer import ModelTokenizer
 
+NEVER = r"(?!)"  # matches no name
 MaskFinder = Callable[[Config, "ModelTokenizer | None"], int | None]
 
 
@@ -58,6 +63,13 @@ def _mask_in_tokenizer(config: Config, tokenizer: ModelTokenizer | None) -> int 
 
 def _mask_by_name(config: Config, tokenizer: ModelTokenizer | None) -> int | None:
     return None if tokenizer is None else tokenizer.token_to_id("<|mask|>")
+
+
+def _mask_after_gpt2(config: Config, tokenizer: ModelTokenizer | None) -> int | None:
+    """The mask of the config or the tokenizer, else the id that the authors add to GPT-2's 50257."""
+    in_files = _mask_in_config(config, tokenizer)
+    in_files = _mask_in_tokenizer(config, tokenizer) if in_files is None else in_files
+    return 50257 if in_files is None and config.get("vocab_size") == 50258 else in_files
 
 
 @dataclass(frozen=True)
@@ -84,9 +96,10 @@ class Architecture:
     name: str
     opens: str  # for people
     class_pattern: str  # a regular expression for an entry of the config's `architectures`
-    transformers_class: str  # may refer to the groups of `class_pattern`
+    transformers_class: str  # may refer to the groups of `class_pattern`; or a class of `NATIVE_CLASSES`
     paradigm: Paradigm
     shift: bool = False  # the logits at row p predict position p + 1
+    excludes_mask: bool = False  # the mask token has no probability, whatever its logit
     key_pattern: str = r".*"  # a tensor name that must exist, if `architectures` alone is ambiguous
     find_mask_id: MaskFinder = lambda config, tokenizer: None
     mask_source: str = ""  # for people
@@ -96,8 +109,8 @@ class Architecture:
     has_experts: bool = False  # a file has a tensor for each expert, and the transformers class one for all
     published: Published = Published()
     block_settings: tuple[str, ...] = ()  # settings of config.json with the block size
-    block_names: str = r"(?!)"  # names of checkpoints that attend in blocks, although their config does not say so
-    ignored_keys: str = r"(?!)"  # tensors of other heads, which are not read
+    block_names: str = NEVER  # names of checkpoints that attend in blocks, although their config does not say so
+    ignored_keys: str = NEVER  # tensors of other heads, which are not read
     has_separator: bool = False  # texts end with a separator token, which must follow the answer
     context: int | None = None  # usable positions; None: as the config says
     note: str = ""  # what a user should know
@@ -108,12 +121,23 @@ class Architecture:
         """Which positions a row attends to, for people."""
         if self.block_settings:
             size, names = self.published.block_size, " or ".join(self.block_settings)
+            if size is None and self.block_names == NEVER:
+                return f"in blocks of config.json's {names}"
             if size is None:
                 return f"to all, or in blocks (config.json's {names}, or block_size=)"
             return f"in blocks of {size}, or of config.json's {names}"
         return "up to itself" if self.paradigm is Paradigm.ARM else "to all"
 
 
+NATIVE_CLASSES = {"DiTForMaskedLM": "floatscope.models.dit"}
+"""Classes that transformers does not have, and their modules."""
+DIT: dict[str, Any] = {
+    "paradigm": Paradigm.MDM,
+    "excludes_mask": True,
+    "find_mask_id": _mask_after_gpt2,
+    "mask_source": "config.json, the tokenizer, else 50257 in a vocabulary of 50258",
+    "rename_key": mdlm_to_dit_key,
+}
 ARCHITECTURES = (
     Architecture(
         name="llada",
@@ -230,6 +254,24 @@ ARCHITECTURES = (
         note="the files do not say whether it was trained in blocks (bd3lm); if so, give block_size= (dllm uses 32)",
     ),
     Architecture(
+        name="mdlm",
+        opens="MDLM (mdlm-owt, mdlm-no_flashattn-fp32-owt, …)",
+        class_pattern="MDLM",
+        transformers_class="DiTForMaskedLM",
+        **DIT,
+        convert_config=mdlm_to_dit_config,
+    ),
+    Architecture(
+        name="bd3lm",
+        opens="BD3-LM (bd3lm-owt-block_size4, 8 and 16, …)",
+        class_pattern="BD3LM",
+        transformers_class="DiTForMaskedLM",
+        **DIT,
+        convert_config=bd3lm_to_dit_config,
+        block_settings=("block_size",),
+        ignored_keys=r"sampling_eps_(min|max)",
+    ),
+    Architecture(
         name="bert",
         opens="masked language models: BERT, ModernBERT",
         class_pattern=r"((?:Bert|ModernBert)ForMaskedLM)",
@@ -314,8 +356,9 @@ REFUSED = (
         r"(?i:nemotron\w*diffusion\w*)",
         "it scales its queries by their position (Ministral3) and has not been compared with its authors' code",
     ),
-    Refusal("BD3-LM", r"(?i:bd3lm\w*)", "it is a network of DiT blocks; transformers has no such class"),
-    Refusal("MDLM / SEDD", r"(?i:(mdlm|sedd)\w*)", "it is a network of DiT blocks; transformers has no such class"),
+    Refusal(
+        "SEDD", r"(?i:sedd\w*)", "its logits are ratios of probabilities and depend on the noise level of each step"
+    ),
     Refusal(
         "DiffusionGemma",
         r"DiffusionGemma\w*",

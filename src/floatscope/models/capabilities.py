@@ -39,6 +39,7 @@ def detect_capabilities(model: Model) -> Model:
 
     Raises a `UserError` if the model cannot run, or attends to positions it should not see.
     """
+    opened, model = model, _with_mask_logits(model)
     with torch.inference_mode(), silence_libraries():
         samples = _two_samples(model)
         longer = samples[0]
@@ -50,7 +51,7 @@ def detect_capabilities(model: Model) -> Model:
                 " correct its config.json or download it again, or open it with dtype='float32'"
             )
         if length < TOKENS or not bool(logits.isfinite().all()):  # nothing to compare
-            return model
+            return opened
         _check_direction(model, logits)
         expected = [logits[0], _forward(model, [shorter])[0]]  # each sample alone
         batch = _build_canvas(model, [longer, shorter])
@@ -66,13 +67,19 @@ def detect_capabilities(model: Model) -> Model:
                 if supports_cache and has_windows:
                     expected = [_forward(model, [sample])[0] for sample in (longer, shorter)]
                     supports_cache = _gives(expected, lambda: _forward_with_cache(model, canvas))
-    return replace(model, spec=replace(model.spec, supports_padding=supports_padding, supports_cache=supports_cache))
+    spec = replace(opened.spec, supports_padding=supports_padding, supports_cache=supports_cache)
+    return replace(opened, spec=spec)
 
 
 def check_forward(model: Model) -> None:
     """Run the first forward of `detect_capabilities`, and raise a `UserError` if the model cannot run."""
     with torch.inference_mode(), silence_libraries():
         _forward(model, _two_samples(model))
+
+
+def _with_mask_logits(model: Model) -> Model:
+    """The model with its own logits for the mask token; beside the lowest number every difference would look small."""
+    return replace(model, spec=replace(model.spec, excludes_mask=False))
 
 
 def _two_samples(model: Model) -> list[list[int]]:

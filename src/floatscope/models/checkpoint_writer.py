@@ -21,11 +21,16 @@ from huggingface_hub import StateDictSplit, split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from floatscope.capture.block_causal import config_block_size
 from floatscope.errors import UserError, unknown_choice
 from floatscope.models.checkpoint import INDEX_FILE
 from floatscope.models.conversions import (
+    BD3LM_NOISE_RANGE,
     QKV_KEY,
     QKV_PARTS,
+    dit_to_bd3lm_config,
+    dit_to_mdlm_config,
+    dit_to_mdlm_key,
     glm4_moe_to_llada2_config,
     glm4_moe_to_llada2_key,
     llama_to_llada_config,
@@ -51,6 +56,8 @@ HEADERS = {  # a file format → its architecture and its model_type
     "sdar-moe": ("SDARMoeForCausalLM", "sdar_moe"),
     "fast-dllm-v2": ("Fast_dLLM_QwenForCausalLM", "Fast_dLLM_Qwen"),
     "a2d": ("A2DQwen3LMHeadModel", "a2d-qwen3"),
+    "mdlm": ("MDLM", "mdlm"),
+    "bd3lm": ("BD3LM", "bd3lm"),
 }
 Tensors = dict[str, Tensor]
 
@@ -198,9 +205,9 @@ def _block_config(file_format: str) -> Callable[[Any], dict[str, Any]]:
     return convert
 
 
-def _header(file_format: str) -> dict[str, Any]:
+def _header(file_format: str, auto_class: str = "AutoModelForCausalLM") -> dict[str, Any]:
     architecture, model_type = HEADERS[file_format]
-    code = {"AutoModelForCausalLM": f"modeling_{model_type}.{architecture}"}  # named as in real configs, and never run
+    code = {auto_class: f"modeling_{model_type}.{architecture}"}  # named as in real configs, and never run
     return {"architectures": [architecture], "model_type": model_type, "auto_map": code}
 
 
@@ -210,6 +217,24 @@ def _llada2_config(config: Any) -> dict[str, Any]:
 
 def _llada_moe_config(config: Any) -> dict[str, Any]:
     return {**qwen3_moe_to_llada_moe_config(config), **_header("llada-moe")}
+
+
+def _mdlm_config(config: Any) -> dict[str, Any]:
+    return {**dit_to_mdlm_config(config), **_header("mdlm", "AutoModelForMaskedLM")}
+
+
+def _bd3lm_config(config: Any) -> dict[str, Any]:
+    size = config_block_size(config)
+    blocks = {} if size is None else {"block_size": size}
+    return {**dit_to_bd3lm_config(config), **blocks, **_header("bd3lm", "AutoModelForMaskedLM")}
+
+
+def _rename_to_mdlm(tensors: Tensors) -> Tensors:
+    return {dit_to_mdlm_key(key): tensor for key, tensor in tensors.items()}
+
+
+def _convert_to_bd3lm(tensors: Tensors) -> Tensors:
+    return {**_rename_to_mdlm(tensors), **{key: torch.tensor(value) for key, value in BD3LM_NOISE_RANGE.items()}}
 
 
 def _rename_to_llada(tensors: Tensors) -> Tensors:
@@ -233,5 +258,7 @@ FILE_FORMATS = {
     "sdar-moe": FileFormat("Qwen3MoeForCausalLM", _block_config("sdar-moe"), unstack_experts, _write_native_tokenizer),
     "fast-dllm-v2": FileFormat("Qwen2ForCausalLM", _block_config("fast-dllm-v2"), dict, _write_native_tokenizer),
     "a2d": FileFormat("Qwen3ForCausalLM", _block_config("a2d"), dict, _write_native_tokenizer),
+    "mdlm": FileFormat("DiTForMaskedLM", _mdlm_config, _rename_to_mdlm, _write_native_tokenizer),
+    "bd3lm": FileFormat("DiTForMaskedLM", _bd3lm_config, _convert_to_bd3lm, _write_native_tokenizer),
     "native": FileFormat("", _native_config, dict, _write_native_tokenizer),
 }

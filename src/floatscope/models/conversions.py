@@ -154,6 +154,17 @@ QWEN3_MOE_SIZES = (
     "decoder_sparse_step",
     "mlp_only_layers",
 )
+DIT_SIZES = {  # MDLM's and BD3-LM's name → ours
+    "vocab_size": "vocab_size",
+    "hidden_dim": "hidden_size",
+    "cond_dim": "conditioning_size",
+    "n_blocks": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+    "model_length": "max_position_embeddings",
+}
+DIT_EMBEDDING = "backbone.vocab_embed.embedding"
+BD3LM_BUILD = {"adaln": True, "causal": False, "cross_attn": True}
+BD3LM_NOISE_RANGE = {"sampling_eps_min": 1e-3, "sampling_eps_max": 0.999}  # of training; files have it as tensors
 
 
 def llada_to_llama_key(key: str) -> str:
@@ -333,6 +344,44 @@ def split_llada2_qkv(key: str, config: Config) -> dict[str, int]:
         return {}
     counts = (heads * width, kv_heads * width, kv_heads * width)  # type: ignore[operator]
     return {f"{prefix}{part}": count for part, count in zip(QKV_PARTS, counts, strict=True)}
+
+
+def mdlm_to_dit_config(config: Config) -> dict[str, Any]:
+    """Translate the config of an MDLM to the arguments of a DiTConfig."""
+    if config.get("time_conditioning"):
+        raise UserError(
+            "its config.json has time_conditioning true: its logits depend on the noise level of each step, and"
+            " floatscope runs a model on tokens alone"
+        )
+    return {**_require(config, DIT_SIZES), **_special_token_ids(config)}
+
+
+def bd3lm_to_dit_config(config: Config) -> dict[str, Any]:
+    """Translate the config of a BD3-LM to the arguments of a DiTConfig; the spec takes its block size."""
+    _check_build(config, BD3LM_BUILD, "this BD3-LM has another structure than those of its authors")
+    _require(config, {"block_size": "block_size"})
+    return mdlm_to_dit_config(config)
+
+
+def dit_to_mdlm_config(dit: Any) -> dict[str, Any]:
+    """The inverse of `mdlm_to_dit_config`: MDLM's config.json for a DiTConfig."""
+    sizes = {theirs: getattr(dit, ours) for theirs, ours in DIT_SIZES.items()}
+    return {**sizes, "dropout": 0.1, "time_conditioning": False, "return_dict": False}
+
+
+def dit_to_bd3lm_config(dit: Any) -> dict[str, Any]:
+    """The inverse of `bd3lm_to_dit_config`, without the block size."""
+    return {**dit_to_mdlm_config(dit), **BD3LM_BUILD, **BD3LM_NOISE_RANGE, "attn_backend": "flex", "var_min": True}
+
+
+def mdlm_to_dit_key(key: str) -> str:
+    """Rename the token embedding; all other tensors have the names of the authors."""
+    return "backbone.vocab_embed.weight" if key == DIT_EMBEDDING else key
+
+
+def dit_to_mdlm_key(key: str) -> str:
+    """The inverse of `mdlm_to_dit_key`."""
+    return DIT_EMBEDDING if key == "backbone.vocab_embed.weight" else key
 
 
 def _check_llama_config(config: Config, build: Config, difference: str) -> dict[str, Any]:

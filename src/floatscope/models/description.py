@@ -179,7 +179,10 @@ def _warnings(
             f"its config names no block size; {spec.block_size} is that of its authors, and block_size= gives another"
         )
     if tokenizer is None:
-        warnings.append("no tokenizer: prompts are token ids")
+        warnings.append(
+            "no tokenizer: prompts are token ids; for texts, copy the files of its tokenizer (tokenizer.json, …) into a"
+            " folder with the checkpoint"
+        )
     if architecture.paradigm is Paradigm.ARM and spec.paradigm is Paradigm.MDM:
         warnings.append(
             "a causal model opened as a masked diffusion model; loading it checks that its causal mask can be dropped"

@@ -142,7 +142,12 @@ class Model:
         names = self.forward_parameters
         accepted = {k: v for k, v in arguments.items() if k in names or "**" in names}
         logits: Tensor = self.module(input_ids=canvas.tokens[:, start:], **accepted).logits
-        return (logits if selects_rows else logits[:, rows]).to(canvas.tokens.device)
+        logits = (logits if selects_rows else logits[:, rows]).to(canvas.tokens.device)
+        if not self.spec.excludes_mask or self.spec.mask_id is None:
+            return logits
+        mask = torch.tensor([self.spec.mask_id], device=logits.device)
+        # The lowest number and not −inf: guidance takes differences of logits.
+        return logits.index_fill(-1, mask, torch.finfo(logits.dtype).min)
 
 
 class CachedForward:

@@ -8,6 +8,7 @@ The module is on the meta device: it has names and shapes, and takes no memory.
 
 from __future__ import annotations
 
+import importlib
 import math
 import re
 from collections import Counter
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 
 from floatscope.errors import LIBRARY_ERRORS, UserError, join_names, name_in_errors, printable, summarize_error
 from floatscope.files.digests import sha256_json
-from floatscope.models.architectures import Architecture, find_architecture
+from floatscope.models.architectures import NATIVE_CLASSES, Architecture, find_architecture
 from floatscope.models.checkpoint import SUPPORTED_DTYPES, TORCH_DTYPES, Checkpoint, read_checkpoint, read_config
 from floatscope.models.names import unknown_architecture
 from floatscope.models.silence import silence_libraries
@@ -109,11 +110,9 @@ def prepare_checkpoint(name: str, path: Path, *, weights: bool = True, **overrid
 
 def _check_config_limits(path: Path, architecture: Architecture, class_name: str, config: dict[str, Any]) -> None:
     """Refuse a config that describes a network whose structure alone takes too much time or memory to build."""
-    import transformers
-
     if is_shipped(path):
         return
-    getattr(transformers, class_name)  # imported here once, and not in every child
+    find_class(class_name)  # imported here once, and not in every child
 
     def build() -> None:
         build_empty_module(class_name, build_config(architecture, class_name, config))
@@ -124,18 +123,22 @@ def _check_config_limits(path: Path, architecture: Architecture, class_name: str
 
 def build_config(architecture: Architecture, class_name: str, config: dict[str, Any]) -> Any:
     """Build the config of a transformers class; only settings of the network are taken from config.json."""
-    import transformers
     from huggingface_hub.errors import StrictDataclassError
 
     settings = architecture.convert_config(config) if architecture.convert_config else _network_settings(config)
     settings.pop("model_type", None)  # the class has its own
     try:
         with silence_libraries():
-            built = getattr(transformers, class_name).config_class.from_dict(settings)
+            built = find_class(class_name).config_class.from_dict(settings)
     except (StrictDataclassError, *LIBRARY_ERRORS) as error:
         raise UserError(f"its config.json does not describe a {class_name} ({summarize_error(error)})") from error
     _check_config(built)
     return built
+
+
+def find_class(name: str) -> Any:
+    """Return the class of transformers, or of floatscope, with this name."""
+    return getattr(importlib.import_module(NATIVE_CLASSES.get(name, "transformers")), name)
 
 
 def _network_settings(config: dict[str, Any]) -> dict[str, Any]:
@@ -183,12 +186,10 @@ def _rope_scales(rope: Any) -> Iterator[tuple[str, Any]]:
 
 
 def build_empty_module(class_name: str, config: Any) -> nn.Module:
-    """Build a transformers module on the meta device: names and shapes, no memory."""
-    import transformers
-
+    """Build a module on the meta device: names and shapes, no memory."""
     try:
         with silence_libraries(), torch.device("meta"):
-            module: nn.Module = getattr(transformers, class_name)(config)
+            module: nn.Module = find_class(class_name)(config)
     except LIBRARY_ERRORS as error:
         raise UserError(f"its config.json does not describe a {class_name} ({summarize_error(error)})") from error
     return module

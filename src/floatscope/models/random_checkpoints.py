@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ SIGNATURE = {"written_by": "floatscope.write_random"}  # in config.json
 OWN_FILES = ("model*.safetensors*", "*token*.json", "vocab.json", "merges.txt", "chat_template.jinja")
 WEIGHT_STD = 0.3  # with the usual 0.02, a model this small attends to everything alike
 EXPERTS = 8
+CONDITIONING = 16  # width of the conditioning vector of a DiT
 SIZES = {"width": 64, "layers": 6, "heads": 4, "kv_heads": 4, "ffn": 192, "vocab_size": 512, "context": 4096}
 CONFIG_NAMES = {  # our names → those of a transformers config
     "width": "hidden_size",
@@ -71,7 +73,8 @@ def write_random(folder: str | Path, architecture: str = "llada", seed: int = 0,
     Args:
         folder: a new or empty folder, or one that this function wrote before.
         architecture: a key of `RANDOM_ARCHITECTURES`: "llada", "dream", "llada2", "llada-moe", "sdar", "sdar-moe",
-            "fast-dllm-v2", "a2d", "llama" or "bert". Mixtures have 8 experts of `ffn` / 2 hidden units, 2 for a token.
+            "fast-dllm-v2", "a2d", "mdlm", "bd3lm", "llama" or "bert". Mixtures have 8 experts of `ffn` / 2 hidden
+            units, 2 for a token. "mdlm" and "bd3lm" have 4 · `width` hidden units and `heads` heads of keys.
         seed: the seed of the weights.
         shards: the number of weight files.
         **sizes: width, layers, heads, kv_heads, ffn, vocab_size, context; the defaults are `SIZES`. If `vocab_size` is
@@ -225,6 +228,17 @@ def _build_glm4_moe(sizes: dict[str, int], settings: dict[str, Any]) -> Any:
     return module
 
 
+def _build_dit(sizes: dict[str, int], settings: dict[str, Any]) -> Any:
+    from floatscope.models.dit import DiTConfig, DiTForMaskedLM
+
+    names = {name: size for name, size in sizes.items() if name not in ("kv_heads", "ffn")}
+    module = DiTForMaskedLM(DiTConfig(**_config_sizes(names), conditioning_size=CONDITIONING, **settings))
+    for name, weights in module.named_parameters():
+        if re.search(r"adaLN|norm|\.bias$", name):  # zeros and ones at first, which would test nothing
+            weights.data += torch.randn(weights.shape) * WEIGHT_STD / 3
+    return module
+
+
 def _build_bert(sizes: dict[str, int], settings: dict[str, Any]) -> Any:
     from transformers import BertConfig, BertForMaskedLM
 
@@ -240,6 +254,11 @@ SDAR_TOKENS: dict[str, Any] = {
     "extra_tokens": ("<|im_start|>",),
     "chat_template": CHATML_TEMPLATE,
     "mask_token": "<|MASK|>",
+}
+GPT2_TOKENS: dict[str, Any] = {
+    "special_tokens": {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"},
+    "extra_tokens": ("<|mask|>",),
+    "mask_token": "<|mask|>",  # in the config alone: GPT-2's tokenizer has none
 }
 RANDOM_ARCHITECTURES = {
     "llada": RandomArchitecture(
@@ -301,6 +320,8 @@ RANDOM_ARCHITECTURES = {
         chat_template=CHATML_TEMPLATE,
         mask_token="<|mask|>",
     ),
+    "mdlm": RandomArchitecture(file_format="mdlm", build=_build_dit, **GPT2_TOKENS),
+    "bd3lm": RandomArchitecture(file_format="bd3lm", build=_build_dit, **GPT2_TOKENS, extra_config={"block_size": 4}),
     "llama": RandomArchitecture(
         file_format="native",
         build=_build_llama,

@@ -38,6 +38,7 @@ class ModelSpec:
     paradigm: Paradigm  # or its name, "mdm" or "arm"
     mask_id: int | None
     shift: bool = False  # the logits at row p predict position p + 1
+    excludes_mask: bool = False  # the mask token has no probability, whatever its logit (MDLM's substitution)
     block_size: int | None = None  # an MDM that attends block-causally, in blocks of this size; None: to all positions
     architecture: str = ""  # the row of the architecture table that opened it
     bos_id: int | None = None
@@ -132,6 +133,7 @@ def infer_spec(
         paradigm=paradigm,
         mask_id=mask if paradigm is Paradigm.MDM else None,
         shift=architecture.shift if shift is None else shift,
+        excludes_mask=architecture.excludes_mask,
         block_size=_find_block_size(architecture, name, config, block_size),
         architecture=architecture.name,
         bos_id=_first(bos),
