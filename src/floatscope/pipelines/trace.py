@@ -300,7 +300,8 @@ class TraceJob(Job):
 
     @cached_property
     def forecast(self) -> Forecast | None:
-        """The size of all runs together, at most without token editing; None where the model's config names no layers and heads."""
+        """The size of all runs together, at most (token editing adds to it); None where the model's config names no
+        layers and heads."""
         part = self.parts[0]
         config: Any = getattr(part.model.module, "config", None)
         layers, heads = (getattr(config, f"num_{kind}", None) for kind in ("hidden_layers", "attention_heads"))
