@@ -77,7 +77,9 @@ class Regions:
 
 def crop_regions(regions: Regions, length: int) -> Regions:
     """The regions of the first `length` positions, for a canvas that has not yet grown to its full length."""
-    return regions if regions.member is None else replace(regions, member=regions.member[:, :length])
+    if regions.member is None or regions.member.shape[1] <= length:
+        return regions
+    return replace(regions, member=regions.member[:, :length])
 
 
 @dataclass(frozen=True, repr=False)
@@ -135,11 +137,13 @@ def build_canvas(
     suffix: Sequence[int] = (),
     regions: Regions | None = None,
     pad_id: int = 0,
+    block_size: int | None = None,
 ) -> CanvasState:
     """Build the first canvas: each prompt, `new_tokens` masks and the suffix, padded on the left.
 
     Without a mask id (an ARM) the canvas is the prompts only and grows later. A mask inside a prompt is infilling: it
-    is filled like the others. Regions count positions over the prompt, the new tokens and the suffix.
+    is filled like the others. Regions count positions over the prompt, the new tokens and the suffix. With a block size
+    (a block-causal model) masks fill up the last block of each sample, and padding on the right the shorter ones.
 
     >>> build_canvas([[5, 6, 7], [8]], new_tokens=2, mask_id=0)
     CanvasState(2 × 5 positions, step 0, 4 masked)
@@ -164,7 +168,24 @@ def build_canvas(
             f"the regions are for {batch} canvases of {positions} positions, but there are {len(prompts)} canvases of"
             f" {full_length}; count positions over prompt and new tokens, from the start of the left-padded batch"
         )
-    return CanvasState(tokens, states, regions=regions)
+    canvas = CanvasState(tokens, states, regions=regions)
+    return canvas if block_size is None or mask_id is None else _fill_up_blocks(canvas, block_size, mask_id, pad_id)
+
+
+def _fill_up_blocks(canvas: CanvasState, block_size: int, mask_id: int, pad_id: int) -> CanvasState:
+    """The canvas with masks up to the end of the last block of each sample."""
+    missing = -canvas.valid.sum(-1) % block_size
+    width = int(missing.max())
+    is_mask = torch.arange(width) < missing[:, None]
+    member = canvas.regions.member
+    if member is not None:
+        member = torch.nn.functional.pad(member, (0, 0, 0, width))
+    return replace(
+        canvas,
+        tokens=torch.cat([canvas.tokens, torch.where(is_mask, mask_id, pad_id)], 1),
+        states=torch.cat([canvas.states, torch.where(is_mask, int(State.MASKED), int(State.PAD))], 1),
+        regions=replace(canvas.regions, member=member),
+    )
 
 
 @dataclass(frozen=True, repr=False)
@@ -218,6 +239,14 @@ class Step:
 
     def __repr__(self) -> str:
         return f"Step({self.before.step}: {_count(len(self.commits), 'commit')})"
+
+    @property
+    def is_edit(self) -> Bool[Tensor, " commit"]:
+        """Which commits overwrite a committed token (token editing): their position was committed before the step."""
+        is_committed = self.before.states == State.COMMITTED
+        sample, position = self.commits.sample, self.commits.position
+        width = is_committed.shape[1]  # an ARM commits after its canvas
+        return (position < width) & is_committed[sample, position.clamp_max(width - 1)]
 
 
 Forward = Callable[[CanvasState, slice], Float[Tensor, "batch row vocabulary"]]

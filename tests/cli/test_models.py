@@ -64,7 +64,7 @@ def test_the_description_of_a_block_model_names_its_block(tmp_path):
     folder = fs.write_random(tmp_path / "m", "sdar", layers=1)
     text = " ".join(invoke(folder, "--block-size", "8").output.split())
     assert "attends to positions up to the end of its block of 8" in text
-    assert "samplers none: decoding in blocks is not supported yet" in text
+    assert "threshold, dynamic" in text
     assert "can be watched yes" in text
 
 

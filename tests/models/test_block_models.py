@@ -18,6 +18,7 @@ from floatscope.canvas import CanvasState
 from floatscope.models.architectures import find_architecture
 from floatscope.models.checkpoint import Checkpoint
 from floatscope.models.description import describe
+from floatscope.sampling import SAMPLERS
 from floatscope.schema import MaskKind, MaskStructure, State
 from pairs import every_pair
 
@@ -171,7 +172,8 @@ def test_the_spec_of_a_block_model(tmp_path, architecture):
     assert model.metadata["block_size"] == size
     assert f"in blocks of {size}" in repr(model)
     description = describe(folder)
-    assert (description.spec.block_size, description.samplers, description.capture_obstacle) == (size, (), None)
+    assert (description.spec.block_size, description.capture_obstacle) == (size, None)
+    assert description.samplers == tuple(SAMPLERS)
 
 
 def test_visibility_of_other_models(tmp_path):
@@ -260,10 +262,21 @@ def test_a_watched_forward_has_blocks_as_structure(tmp_path, architecture):
 
 
 @pytest.mark.parametrize("architecture", BLOCK_MODELS)
-def test_decoding_is_refused(tmp_path, architecture):
+def test_what_decoding_refuses(tmp_path, architecture):
     model = fs.load(write_tiny(tmp_path / "m", architecture), device="cpu")
-    with pytest.raises(fs.UserError, match=r"attends in blocks of .* decoding in such blocks is not supported yet"):
-        fs.decode(model, [1, 2, 3], new_tokens=4)
+    with pytest.raises(fs.UserError, match=r"attends in blocks and sees nothing after .*; leave suffix"):
+        fs.decode(model, [1, 2, 3], new_tokens=4, suffix=[5])
+    for given in ({"new_tokens": 0}, {"infill": True}):
+        with pytest.raises(fs.UserError, match=r"fills whole blocks of .*: new_tokens must be at least 1, got 0"):
+            fs.decode(model, [1, 2, 3], **given)
+    with pytest.raises(fs.UserError, match=r"would cross their borders; leave block out"):
+        fs.decode(model, [1, 2, 3], new_tokens=6, block=3)
+    with pytest.raises(fs.UserError, match="preset 'dream' is for models that attend to all positions"):
+        fs.decode(model, [1, 2, 3], preset="dream")
+    with pytest.raises(
+        fs.UserError, match=r"120 tokens, with \d+ after it \d+, and .* was trained for 128; shorten it"
+    ):
+        fs.decode(model, [1] * 120, new_tokens=9)
     with pytest.raises(fs.UserError, match="cannot be cached"):
         model.cached_forward()
 

@@ -42,7 +42,7 @@ def test_a_layout_counts_the_positions_of_a_decoding(kind):
     assert out.answer_start == 3
     assert out.tokens.shape[1] == layout.length(3)
     assert max(step.before.tokens.shape[1] for step in out) == layout.longest_forward(3)
-    assert out.initial_canvas.tokens.shape[1] == 3 + layout.after_prompt
+    assert out.initial_canvas.tokens.shape[1] == (3 if layout.grows else layout.length(3))
     assert out.tokens[0, slice(*layout.suffix_span(3))].tolist() == list(suffix)
     assert out.tokens[0, slice(*layout.answer_span(3))].tolist() == out.tokens[0, 3:7].tolist()
 

@@ -643,5 +643,5 @@ def test_bf16_logits_are_scored_in_fp32():
 def test_every_sampler_has_a_description_and_a_pace():
     for rule in SAMPLERS.values():
         assert rule.description
-        assert rule.pace in ("schedule", "adaptive", "fallback")
+        assert rule.pace in ("schedule", "adaptive", "fallback", "minimum")
         assert not set(rule.select_arguments) & set(rule.score_arguments)

@@ -158,7 +158,8 @@ def test_an_unknown_sampler_gets_a_suggestion():
 
 
 def test_an_unknown_preset_gets_a_suggestion():
-    assert refusal(preset="drem") == "unknown preset 'drem' (did you mean 'dream'?); allowed: llada, dream"
+    allowed = "llada, dream, llada2, llada2.1, sdar, fast-dllm-v2"
+    assert refusal(preset="drem") == f"unknown preset 'drem' (did you mean 'dream'?); allowed: {allowed}"
 
 
 def test_an_unknown_setting_gets_a_suggestion():
@@ -324,3 +325,52 @@ def test_pc_without_a_table_is_refused_before_decoding_begins():
 def test_a_threshold_is_a_probability(tau):
     with pytest.raises(UserError, match="is a probability, from 0 to 1"):
         resolve_sampling(Paradigm.MDM, sampler=f"threshold(tau={tau})")
+
+
+# ---- models that attend in blocks
+
+
+def test_presets_of_block_models_have_the_authors_defaults():
+    def resolve(preset):
+        sampling = resolve_sampling(Paradigm.MDM, preset, block_size=32)
+        return sampling.sampler, sampling.arguments, sampling.block, sampling.steps, sampling.temperature, sampling.stop
+
+    off = {"editing": None, "extra_steps": 16}
+    assert resolve("llada2") == ("dynamic", {"tau": 0.95, **off}, None, None, 0.0, True)
+    assert resolve("llada2.1") == ("dynamic", {"tau": 0.95, **off, "editing": 0.9}, None, None, 0.0, True)
+    assert resolve("sdar") == ("dynamic", {"tau": 0.85, **off}, None, None, 1.0, True)
+    assert resolve("fast-dllm-v2") == ("threshold", {"tau": 0.95}, 8, None, 0.0, True)
+
+
+def test_a_preset_is_for_one_kind_of_attention():
+    message = "preset 'sdar' is for models that attend in blocks, and this one attends to all positions"
+    assert refusal(preset="sdar").startswith(message)
+    message = "preset 'llada' is for models that attend to all positions, and this one attends in blocks of 4"
+    assert refusal(preset="llada", block_size=4).startswith(message)
+    assert "autoregressive" in refusal(Paradigm.ARM, "llada2")
+
+
+def test_blocks_of_decoding_divide_those_of_the_attention():
+    assert resolve_sampling(Paradigm.MDM, block_size=8, block=4, new_tokens=9, steps=3).block == 4
+    for block in (3, 16):
+        assert refusal(block_size=8, block=block) == (
+            f"this model attends in blocks of 8, and blocks of {block} would cross their borders; leave block out, or"
+            " give a divisor of 8"
+        )
+    assert "decides its own number of steps" in refusal(block_size=8, sampler="threshold", steps=4)
+
+
+def test_a_block_model_needs_new_tokens():
+    message = "this model fills whole blocks of 4 after the prompt: new_tokens must be at least 1, got 0"
+    assert refusal(block_size=4, new_tokens=0) == message
+
+
+@pytest.mark.parametrize("editing", ["-0.1", "1.5", "True", "'high'"])
+def test_a_threshold_of_editing_is_a_probability_or_none(editing):
+    expected = "editing of sampler 'dynamic' is a probability, from 0 to 1, or None for no token editing, got "
+    assert refusal(sampler=f"dynamic(editing={editing})") == f"{expected}{editing}"
+    assert resolve_sampling(Paradigm.MDM, sampler="dynamic(editing=None)").arguments["editing"] is None
+
+
+def test_extra_steps_are_a_count():
+    assert "extra_steps of sampler 'dynamic' must be 0 to 1,000,000" in refusal(sampler="dynamic(extra_steps=-1)")

@@ -6,9 +6,9 @@
     arness(run)                # a row per k: local and global AR-ness
     coupling(run)              # a row per layer and lag: is the top key where the next commit falls?
 
-Commits are those of the answer, or all with `commits="all"`. Positions are counted from 0 among the positions of these
-commits; with all commits, also the masks that were never filled count. Logits may be shifted: a commit is where its
-token is, not the row that predicted it.
+Commits are those of the answer, or all with `commits="all"`; of a position that was edited, the last one. Positions
+are counted from 0 among the positions of these commits; with all commits, also the masks that were never filled count.
+Logits may be shifted: a commit is where its token is, not the row that predicted it.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def _fill_order(view: TraceView) -> tuple[Int[np.ndarray, " commit"], Int[np.nda
             " step"
         )
     step, position = (trace.arrays[name][view.commits] for name in ("commit_step", "commit_position"))
-    to_fill = position if view.counted == "answer" else np.append(np.flatnonzero(view.is_masked[0]), position)
+    to_fill = position if view.counted == "answer" else np.append(np.flatnonzero(view.is_masked.any(0)), position)
     to_fill = np.unique(to_fill)
     return step, np.searchsorted(to_fill, position), len(to_fill)
 

@@ -7,7 +7,7 @@
 
 Analyses of reading, retrieval, order and floating read the commits of the answer: a model that has finished, or an MDM
 that fills a canvas longer than its answer, commits end-of-text tokens, and these are most of its commits. With
-`counted="all"` every commit counts.
+`counted="all"` every position counts. With token editing, the commit of a position is its last one.
 
 An analysis is a function of one view that returns a table. `@per_sample` makes it a public function of a run, of traces
 or of one trace, with a row (or several) per sample.
@@ -120,7 +120,8 @@ class TraceView:
         """The indices of the commits that count; a trace without any is refused."""
         if not len(self.trace.arrays["commit_token"]):
             raise UserError(f"the trace of '{self.sample}' has no commits; trace a decoding, step by step")
-        indices = np.flatnonzero(answer_commits(self.trace) if self.counted == "answer" else self._every_commit)
+        counts = answer_commits(self.trace) if self.counted == "answer" else self.trace.is_last_commit
+        indices = np.flatnonzero(counts)
         if not len(indices):
             raise UserError(
                 f"the answer of '{self.sample}' is empty: no token comes before its first end-of-text token; count all"
@@ -134,10 +135,6 @@ class TraceView:
         if not len(self.trace.arrays["commit_token"]):
             return np.arange(self.steps)
         return np.unique(self.trace.arrays["commit_step"][self.commits]).astype(np.int64)
-
-    @property
-    def _every_commit(self) -> Bool[np.ndarray, " commit"]:
-        return np.ones(len(self.trace.arrays["commit_token"]), bool)
 
     @cached_property
     def uniform_region_mass(self) -> Float[np.ndarray, "layer region"]:
@@ -164,11 +161,12 @@ Source = Run | Trace | TraceView | Iterable[Trace] | str | Path
 
 
 def answer_commits(trace: Trace) -> Bool[np.ndarray, " commit"]:
-    """Return which commits write the answer: those before its first end-of-text token, by position."""
+    """Return which commits write the answer: the last one of each position before its first end-of-text token."""
     token, position = trace.arrays["commit_token"], trace.arrays["commit_position"]
     special = trace.meta.get("special", {})
-    is_end = np.isin(token, [special[role] for role in ("eos", "eot", "pad") if role in special])
-    return position < position[is_end].min(initial=position.max(initial=0) + 1)
+    is_last = trace.is_last_commit
+    is_end = np.isin(token, [special[role] for role in ("eos", "eot", "pad") if role in special]) & is_last
+    return is_last & (position < position[is_end].min(initial=position.max(initial=0) + 1))
 
 
 def trace_views(source: Source, detector: str | Detector = "zscore", commits: str = "answer") -> Iterator[TraceView]:

@@ -117,7 +117,7 @@ def _print_description(console: Console, description: Description) -> None:
         "bos, eos": f"{format_token('bos', spec.bos_id)}, {format_token('eos', spec.eos_id)}",
         "end of turn": format_token("eot", spec.eot_id),
         "chat template": "yes" if description.has_chat_template else "no",
-        "samplers": ", ".join(description.samplers) or "none: decoding in blocks is not supported yet",
+        "samplers": ", ".join(description.samplers),
         "can be watched": f"no: {obstacle}" if obstacle else "yes",
     }
     for fact, value in facts.items():

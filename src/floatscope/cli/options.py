@@ -35,9 +35,12 @@ SamplingOpt = partial(typer.Option, rich_help_panel="Sampling")
 ModelOpt = partial(typer.Option, rich_help_panel="Model")
 
 # The tables these names are keys of import torch; a test compares them.
-SAMPLERS = ("ar", "confidence", "margin", "entropy", "random", "origin", "pc", "threshold", "factor", "eb", "klass")
+SAMPLERS = (
+    *("ar", "confidence", "margin", "entropy", "random", "origin"),
+    *("pc", "threshold", "dynamic", "factor", "eb", "klass"),
+)
 TWINS = ("arm", "mdm", "mdm-adapted")
-PRESETS = ("llada", "dream")
+PRESETS = ("llada", "dream", "llada2", "llada2.1", "sdar", "fast-dllm-v2")
 EOS_RULES = ("free", "never", "last")
 DTYPES = ("float32", "fp32", "bfloat16", "bf16", "float16", "fp16", "float64")
 DEVICE = re.compile(r"cpu|mps|auto|cuda(:\d+)?")
@@ -171,7 +174,7 @@ class SamplingOptions:
         str | None,
         SamplingOpt(help="Which positions a step commits: confidence, margin, entropy, random, threshold(tau=0.9), …"),
     ] = None
-    preset: Annotated[str | None, SamplingOpt(help="The authors' settings: llada or dream.")] = None
+    preset: Annotated[str | None, SamplingOpt(help="The authors' settings: llada, dream, llada2, llada2.1, …")] = None
     temperature: Annotated[
         float | None,
         SamplingOpt(metavar="X", min=0, help="Temperature; 0 takes the most likely token."),

@@ -1,4 +1,4 @@
-"""The canvas in a terminal: masks, new commits coloured by confidence, anchors underlined.
+"""The canvas in a terminal: masks, new commits coloured by confidence, edited tokens in italics, anchors underlined.
 
 view = CanvasView(out, layer=3, console=console)
 with Live(…) as live:
@@ -36,6 +36,7 @@ class CanvasView:
     def __init__(self, out: Decoding, layer: int | None, console: Console | None = None) -> None:
         self.out, self.layer, self.console = out, layer, console
         self.start, self.committed, self.forwards = time.monotonic(), 0, 0
+        self.edited: set[int] = set()  # positions whose token was overwritten, so far
 
     def render(self, step: Step, height: int | None = None) -> Panel:
         """The canvas after a step; if it is higher than `height` lines, the lines around the newest commit."""
@@ -56,7 +57,8 @@ class CanvasView:
         columns = (commits.position - first).tolist(), commits.token.tolist(), commits.confidence.tolist()
         written = [
             {"position": position, "token": token, "text": pieces[position], "confidence": confidence}
-            for position, token, confidence in zip(*columns, strict=True)
+            | ({"edit": True} if is_edit else {})
+            for position, token, confidence, is_edit in zip(*columns, step.is_edit.tolist(), strict=True)
         ]
         record: dict[str, Any] = {"step": step.before.step, "commits": written}
         if step.before.block is not None:
@@ -71,7 +73,8 @@ class CanvasView:
 
     def count(self, step: Step) -> None:
         """Add a step to the counters."""
-        self.committed += len(step.commits)
+        self.committed += len(step.commits) - int(step.is_edit.sum())
+        self.edited |= set(step.commits.position[step.is_edit].tolist())
         self.forwards += 1
 
     @property
@@ -108,6 +111,7 @@ class CanvasView:
                 piece, style = MASK, "bright_black"
             elif i in new:
                 style = f"bold white on rgb({','.join(str(c) for c in _confidence_colour(new[i]))})"
+            style += " italic" if i in self.edited else ""
             text.append(_printable(piece) or PARTIAL, f"{style} underline" if i in anchors else style)
         return text
 
@@ -125,11 +129,20 @@ class CanvasView:
         sampling, is_arm = self.out.sampling, self.out.model.spec.paradigm is Paradigm.ARM
         scheduled = sampling.new_tokens if sampling.is_scheduled else None
         total = sampling.new_tokens if is_arm else sampling.steps or scheduled
+        size = self.out.model.spec.block_size
+        total = None if size is not None else total  # its number of blocks depends on the prompt
         parts = [f"step {self.forwards}" + (f"/{total}" if total else "")]
-        if sampling.block and step.before.block is not None:
+        if size is not None and step.before.block is not None:
+            first, width = _first_position(step), self.out.initial_canvas.valid[0].sum()
+            parts.append(f"block {(int(step.before.block[0, 0]) - first) // size + 1}/{int(width) // size}")
+        elif sampling.block and step.before.block is not None:
             start = self.out.answer_start
             parts.append(f"block {(int(step.before.block[0, 0]) - start) // sampling.block + 1}/{sampling.blocks}")
-        parts += [f"{self.committed} committed", "" if is_arm else f"{int(step.after.masked[0].sum())} masked"]
+        parts.append(f"{self.committed} committed")
+        parts += [
+            f"{len(self.edited)} edited" if self.edited else "",
+            "" if is_arm else f"{int(step.after.masked[0].sum())} masked",
+        ]
         parts.append(f"{self.tokens_per_second:.1f} tokens/s")
         return Text(" · ".join(part for part in parts if part), style="cyan")
 

@@ -154,8 +154,6 @@ def _token_names(spec: ModelSpec, tokenizer: ModelTokenizer | None) -> dict[str,
 def _samplers(spec: ModelSpec) -> tuple[str, ...]:
     from floatscope.sampling.samplers import SAMPLERS
 
-    if spec.block_size is not None:  # decoding refuses it
-        return ()
     return ("ar",) if spec.paradigm is Paradigm.ARM else tuple(name for name in SAMPLERS if name != "ar")
 
 

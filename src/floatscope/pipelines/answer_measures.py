@@ -87,7 +87,7 @@ def passage_attention(trace: Trace, end: int) -> dict[str, float]:
     """The attention that the predicting rows of the answer give to gold and to other passages, mean over layers and
     heads; and the share of the canvas that those passages are."""
     names, member = list(trace.coords["region"]), trace.arrays["region_member"]
-    in_answer = trace.arrays["commit_position"] < end
+    in_answer = (trace.arrays["commit_position"] < end) & trace.is_last_commit
     mass = trace.arrays["row_regions"][in_answer].astype(np.float64).mean((0, 1, 2))
     documents = [i for i, name in enumerate(names) if name.startswith("document ")]
     gold = names.index("gold") if "gold" in names else None

@@ -5,8 +5,8 @@
     layout.suffix                        # token ids after the new tokens
 
 The canvas of an MDM is the prompt, the new tokens and the suffix: what the caller puts after the answer (extra masks, a
-text) and what the tokenizer does (the separator of an encoder). That of an ARM is the prompt, and grows by the new
-tokens.
+text) and what the tokenizer does (the separator of an encoder). A model that attends in blocks fills the last one to
+its end, so positions may follow its new tokens. The canvas of an ARM is the prompt, and grows by the new tokens.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ class CanvasLayout:
     new_tokens: int
     suffix: tuple[int, ...] = ()  # token ids after the new tokens
     grows: bool = False  # whether new tokens are appended step by step
+    block_size: int = 1  # a canvas has whole blocks of this size
 
     def length(self, prompt: int) -> int:
         """The positions of the finished canvas, for a prompt of this length."""
-        return prompt + self.new_tokens + len(self.suffix)
+        length = prompt + self.new_tokens + len(self.suffix)
+        return length + -length % self.block_size
+
+    def longest_prompt(self, context: int) -> int:
+        """The longest prompt whose finished canvas has at most `context` positions."""
+        return context // self.block_size * self.block_size - self.new_tokens - len(self.suffix)
 
     def longest_forward(self, prompt: int) -> int:
         """The positions of the longest forward: a growing canvas ends with a token that no forward sees."""
         return self.length(prompt) - int(self.grows)
-
-    @property
-    def after_prompt(self) -> int:
-        """The positions after the prompt on the first canvas."""
-        return 0 if self.grows else self.length(0)
 
     def answer_span(self, prompt: int) -> tuple[int, int]:
         """[start, stop) of the new tokens."""
@@ -46,18 +47,20 @@ class CanvasLayout:
 
     def suffix_span(self, prompt: int) -> tuple[int, int]:
         """[start, stop) of the suffix."""
-        return prompt + self.new_tokens, self.length(prompt)
+        return prompt + self.new_tokens, prompt + self.new_tokens + len(self.suffix)
 
 
 def plan_layout(model: Model, new_tokens: int, suffix: Sequence[int] = ()) -> CanvasLayout:
     """Return the layout of a model's canvases; `suffix` is for an MDM only."""
     spec = model.spec
-    if spec.block_size is not None:
-        raise UserError(
-            f"{spec.name} attends in blocks of {spec.block_size} that count from position 0, and decoding in such"
-            " blocks is not supported yet; run model.forward, or watch code that runs model.module with fs.watch"
-        )
     if spec.paradigm is Paradigm.ARM:
         return CanvasLayout(new_tokens, grows=True)
     own = model.tokenizer.suffix if model.tokenizer is not None else ()
-    return CanvasLayout(new_tokens, (*suffix, *own))
+    if spec.block_size is None:
+        return CanvasLayout(new_tokens, (*suffix, *own))
+    if suffix or own:
+        raise UserError(
+            f"{spec.name} attends in blocks and sees nothing after the one it fills, so nothing can follow its answer;"
+            " leave suffix, extra masks and filler out"
+        )
+    return CanvasLayout(new_tokens, block_size=spec.block_size)

@@ -65,7 +65,7 @@ def decode(
         prompts: a text, a list of token ids, a list of chat messages, or a list of these.
         watch: what to capture of the attention, e.g. `fs.Watch()`; None captures nothing.
         sampling: all settings as one value, `fs.Sampling(…)`; `settings` override it.
-        preset: the official defaults of a model's authors, "llada" or "dream"; `settings` override it.
+        preset: the official defaults of a model's authors, such as "llada" or "sdar"; `settings` override it.
         chat: whether texts go through the chat template; None: if the model has one.
         infill: fill the masks inside the prompts; appends new tokens only if `new_tokens` is given. MDM only.
         suffix: token ids after the new tokens; masks among them are never filled. MDM only.
@@ -108,7 +108,7 @@ def decode(
         if sampling is None and settings.get("new_tokens") is None:
             settings["new_tokens"] = len(target_ids[0])
         settings["stop"] = False
-    sampling = resolve_sampling(spec.paradigm, preset, sampling=sampling, **settings)
+    sampling = resolve_sampling(spec.paradigm, preset, sampling=sampling, block_size=spec.block_size, **settings)
     # 2. Prompts.
     _check_suffix(model, suffix, sampling)
     ids = encode_prompts(model, prompts, chat)
@@ -119,7 +119,13 @@ def decode(
     names = _name_samples(samples, len(ids))
     # 3. The canvas.
     canvas = build_canvas(
-        ids, layout.new_tokens, spec.mask_id, suffix=layout.suffix, regions=regions, pad_id=spec.pad_id or 0
+        ids,
+        layout.new_tokens,
+        spec.mask_id,
+        suffix=layout.suffix,
+        regions=regions,
+        pad_id=spec.pad_id or 0,
+        block_size=spec.block_size,
     )
     # 4. Edits.
     parsed_edits = parse_edits(edits)
@@ -141,6 +147,7 @@ def decode(
         watch,
         {**record, **(meta or {})},
         layout=layout,
+        answer_start=max(map(len, ids)),
         infill=infill,
         edits=parsed_edits,
         target_ids=None if target_ids is None else torch.tensor(target_ids, device=model.device),

@@ -48,6 +48,7 @@ class Decoding:
         meta: the metadata of the traces.
         initial_canvas: the canvas before the first step.
         layout: what stands after the prompt: new tokens and suffix.
+        answer_start: the position of the first new token, the same in every canvas of the batch.
         capture: what was captured in the latest step; None before the first one, and without `watch` or `edits`.
 
     Example:
@@ -67,12 +68,13 @@ class Decoding:
         meta: Mapping[str, Any],
         *,
         layout: CanvasLayout,
+        answer_start: int,
         infill: bool,
         edits: tuple[Edit, ...],
         target_ids: Tensor | None,
     ) -> None:
         self.model, self.sampling, self.samples, self.meta = model, sampling, tuple(samples), dict(meta)
-        self.initial_canvas, self.layout = canvas, layout
+        self.initial_canvas, self.layout, self.answer_start = canvas, layout, answer_start
         self.capture: StepCapture | None = None
         self._eligible: dict[int, Tensor] = {}
         self._infill, self._is_watched = infill, watch is not None
@@ -82,8 +84,9 @@ class Decoding:
         self._steps: list[Step] = []
         self._is_finished = False
         self._failure: str | None = None
+        answer_stop = answer_start + sampling.new_tokens
         self._run = _run_steps(
-            model, sampling, canvas, self.samples, layout, self._watcher, self._intervention, target_ids
+            model, sampling, canvas, self.samples, answer_stop, self._watcher, self._intervention, target_ids
         )
 
     def __iter__(self) -> Iterator[Step]:
@@ -117,11 +120,6 @@ class Decoding:
     def tokens(self) -> Tensor:
         """The finished canvases [batch, position], left-padded."""
         return self.steps[-1].after.tokens if self.steps else self.initial_canvas.tokens
-
-    @property
-    def answer_start(self) -> int:
-        """The position of the first new token, the same in every canvas of the batch."""
-        return self.initial_canvas.tokens.shape[1] - self.layout.after_prompt
 
     @property
     def generated_ids(self) -> list[list[int]]:
@@ -239,7 +237,7 @@ def _run_steps(
     sampling: Sampling,
     canvas: CanvasState,
     samples: Sequence[str],
-    layout: CanvasLayout,
+    answer_stop: int,
     watcher: Watcher | None,
     intervention: Intervention | None,
     target_ids: Tensor | None,
@@ -259,7 +257,8 @@ def _run_steps(
                 model.forward(canvas, rows)
             canvas = intervention.edit_canvas(canvas)
         if watcher is not None:
-            watcher.begin(canvas)
+            # With token editing, the row of any committed position may predict.
+            watcher.begin(canvas, first_row=None if sampling.arguments.get("editing") is None else 0)
         try:
             return run_model(canvas, rows)
         except torch.OutOfMemoryError as error:
@@ -280,7 +279,8 @@ def _run_steps(
                 shift=spec.shift,
                 end_ids=spec.stop_ids,
                 samples=samples,
-                suffix=len(layout.suffix),
+                suffix=canvas.tokens.shape[1] - answer_stop,
+                block_size=spec.block_size,
                 unguided=model.forward,
                 target_ids=target_ids,
             )

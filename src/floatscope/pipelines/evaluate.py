@@ -126,7 +126,7 @@ def plan_part(
         measure: Add the NLL of the first answer, the order of the commits, the attention moved and the dose of the
             edits to each line.
         nll_only: Compute that NLL and the dose and nothing else, which needs one decoding instead of two.
-        preset: The settings of a model's authors, `llada` or `dream`.
+        preset: The settings of a model's authors, such as `llada` or `sdar`.
         source: Where the samples come from, for the run's settings.
         **settings: The settings of `Sampling`.
     """
@@ -137,7 +137,7 @@ def plan_part(
     if (extra_masks or filler) and model.spec.paradigm is not Paradigm.MDM:
         raise UserError(f"{model.spec.name} is autoregressive: nothing can stand after its answer")
     settings = {name: value for name, value in settings.items() if value is not None}
-    sampling = resolve_sampling(model.spec.paradigm, preset, **settings)
+    sampling = resolve_sampling(model.spec.paradigm, preset, block_size=model.spec.block_size, **settings)
     if nll_only and not has_nll(model, sampling):
         raise UserError(
             f"{model.spec.name} writes no end of text, and the likelihood of an answer includes its end; use a model"

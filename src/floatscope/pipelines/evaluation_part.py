@@ -98,7 +98,7 @@ class EvaluationPart(PredictionPart):
     @property
     def sampling(self) -> Sampling:
         """The sampling settings, with all defaults filled in."""
-        return resolve_sampling(self.model.spec.paradigm, **self.arguments)
+        return resolve_sampling(self.model.spec.paradigm, block_size=self.model.spec.block_size, **self.arguments)
 
     @property
     def sample_ids(self) -> list[str]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields, replace
 
 import torch
@@ -28,7 +29,7 @@ def final_state(decoding: Decoding, watch: Watch | None = None) -> list[Trace]:
 
     Returns:
         One trace per prompt, each with a single step and the meta entry `state: final`. Its commits are all commits of
-        the decoding, with their predicting rows.
+        the decoding, with their predicting rows; of a position that was edited, the last one.
 
     Example:
         out = fs.decode(fs.load("twin:mdm"), "Where does Mira live?", new_tokens=4)
@@ -47,7 +48,7 @@ def final_state(decoding: Decoding, watch: Watch | None = None) -> list[Trace]:
     if not steps:
         raise UserError("nothing was decoded: no prompt has a mask to fill")
     canvas = _build_final_canvas(decoding)
-    commits = Commits(*(torch.cat([getattr(step.commits, f.name) for step in steps]) for f in fields(Commits)))
+    commits = _last_commits(steps)
     watcher = Watcher(watch or Watch(), predicting_rows=True)
     first_row = int(commits.row.min()) if len(commits) else 0
     with torch.no_grad(), attach(model.module, watcher):
@@ -58,6 +59,15 @@ def final_state(decoding: Decoding, watch: Watch | None = None) -> list[Trace]:
         recorder = build_recorder(decoding.samples, watcher, meta)
         recorder.add(Step(canvas, canvas, commits), capture)
     return recorder.build_traces()
+
+
+def _last_commits(steps: Sequence[Step]) -> Commits:
+    """The last commit of each position, in the order of the steps."""
+    columns = [torch.cat([getattr(step.commits, f.name) for step in steps]) for f in fields(Commits)]
+    places = torch.stack(columns[:2], 1).tolist()
+    last = {(sample, position): i for i, (sample, position) in enumerate(places)}
+    chosen = torch.tensor(sorted(last.values()), dtype=torch.long, device=columns[0].device)
+    return Commits(*(column[chosen] for column in columns))
 
 
 def _build_final_canvas(decoding: Decoding) -> CanvasState:

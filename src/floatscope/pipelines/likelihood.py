@@ -148,5 +148,7 @@ def _collect_probabilities(decoding: Decoding) -> Float[Tensor, "batch new"]:
     p = torch.full((len(decoding.samples), decoding.sampling.new_tokens), torch.nan)
     for step in decoding.steps:
         commits = step.commits.to(p.device)
-        p[commits.sample, commits.position - decoding.answer_start] = commits.confidence
+        new = commits.position - decoding.answer_start
+        is_target = new < p.shape[1]  # a model that attends in blocks fills the last one
+        p[commits.sample[is_target], new[is_target]] = commits.confidence[is_target]
     return p

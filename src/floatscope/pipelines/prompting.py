@@ -173,7 +173,7 @@ def batch_regions(items: Sequence[PromptItem], layout: CanvasLayout, extra_regio
         if layout.suffix:
             spans.setdefault("template", []).append(layout.suffix_span(width))
         batch_spans.append({**spans, "answer": [layout.answer_span(width)]})
-    return Regions.from_spans(batch_spans, layout.length(width))
+    return Regions.from_spans(batch_spans, layout.suffix_span(width)[1])
 
 
 # Raw prompts
@@ -227,7 +227,7 @@ def check_prompts(model: Model, prompts: Sequence[Sequence[int]], layout: Canvas
         length = layout.length(len(prompt))
         if spec.context is not None and length > spec.context:
             raise UserError(
-                f"prompt {number} has {len(prompt)} tokens, with {layout.length(0)} after it {length}, and"
+                f"prompt {number} has {len(prompt)} tokens, with {length - len(prompt)} after it {length}, and"
                 f" {spec.name} was trained for {spec.context}; shorten it by {length - spec.context}"
             )
         masks = sum(token == spec.mask_id for token in prompt)
@@ -287,7 +287,7 @@ def _check_item(model: Model, item: PromptItem, layout: CanvasLayout) -> None:
 
 def _prompt_room(model: Model, layout: CanvasLayout) -> int | None:
     """How many tokens a prompt may have; None if the model's context is unknown."""
-    return None if model.spec.context is None else model.spec.context - layout.length(0)
+    return None if model.spec.context is None else layout.longest_prompt(model.spec.context)
 
 
 def _token_counter(model: Model, config: PromptConfig, chat: bool | None) -> CountTokens:

@@ -126,7 +126,7 @@ def plan_trace(
         redo_damaged: Whether files of finished samples that are damaged are deleted and decoded again; else a run with
             such files is not resumed.
         chat: Whether prompts go through the chat template. Default: if the tokenizer has one.
-        preset: The settings of a model's authors, `llada` or `dream`.
+        preset: The settings of a model's authors, such as `llada` or `sdar`.
         source: Where the samples come from, for the run's settings.
         build_prompt: How a question becomes a prompt. Default: the template `default`.
         **settings: The settings of `Sampling`.
@@ -136,7 +136,7 @@ def plan_trace(
     given = {name: value for name, value in settings.items() if value is not None}
     if "sampling" not in given:
         given.setdefault("stop", False)
-    sampling = resolve_sampling(model.spec.paradigm, preset, **given)
+    sampling = resolve_sampling(model.spec.paradigm, preset, block_size=model.spec.block_size, **given)
     layout = plan_layout(model, sampling.new_tokens)
     listed = [samples] if isinstance(samples, str) else samples
     part = TracePart(
@@ -300,24 +300,25 @@ class TraceJob(Job):
 
     @cached_property
     def forecast(self) -> Forecast | None:
-        """The size of all runs together, at most; None where the model's config names no layers and heads."""
+        """The size of all runs together, at most (token editing adds to it); None where the model's config names no
+        layers and heads."""
         part = self.parts[0]
         config: Any = getattr(part.model.module, "config", None)
         layers, heads = (getattr(config, f"num_{kind}", None) for kind in ("hidden_layers", "attention_heads"))
         if not isinstance(layers, int) or not isinstance(heads, int):
             return None
-        new, layout = part.sampling.new_tokens, part.layout
-        prompt = round(np.mean([len(item.ids) for item in part.items]))
+        layout, prompt = part.layout, round(np.mean([len(item.ids) for item in part.items]))
+        to_fill = layout.length(prompt) - prompt - len(layout.suffix)  # token editing adds to it
         return forecast(
             level=None if part.watch.fields is not None else part.watch.level,
             fields=part.watch.fields,
             samples=self.total,
-            steps=part.sampling.steps or new,
+            steps=to_fill if layout.block_size > 1 else part.sampling.steps or to_fill,
             layers=layers,
             heads=heads,
             keys=layout.longest_forward(prompt),
             regions=round(np.mean([len(item.tokens) + 1 for item in part.items])),
-            commits=new,
+            commits=to_fill,
             queries=prompt if layout.grows else None,
             positions=layout.length(prompt) if layout.grows else None,
             influence=part.watch.influence,

@@ -157,6 +157,7 @@ def _canvas(trace: Trace) -> dict[str, Any]:
         "states": states[0].tolist() + [0] * padding,
         "changes": changes,
         "commits": [[*place, float(f"{confidence:.4g}")] for *place, confidence in commits],
+        **({"edits": np.flatnonzero(trace.is_edit).tolist()} if trace.is_edit.any() else {}),  # indices of commits
         "pieces": {str(token): pieces.get(str(token), f"<{token}>") for token in sorted(used)},
         "special_ids": sorted(used & set(trace.meta.get("special_ids", ()))),
         "regions": _regions(trace),

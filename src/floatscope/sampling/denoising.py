@@ -40,6 +40,7 @@ def denoise(
     end_ids: Sequence[int] = (),
     samples: Sequence[str] | None = None,
     suffix: int = 0,
+    block_size: int | None = None,
     unguided: Forward | None = None,
     target_ids: Int[Tensor, "batch new"] | None = None,
 ) -> Iterator[Step]:
@@ -54,6 +55,8 @@ def denoise(
         end_ids: eos first, then other tokens that end a text.
         samples: names of the rows; they key the randomness. The default is "0", "1", …
         suffix: the number of positions after the new tokens.
+        block_size: of the attention of a block-causal model. Blocks then count from the first token of each sample,
+            they are filled to their end, and a forward sees nothing after the block that is being filled.
         unguided: runs the second forward of classifier-free guidance; the default is `forward`.
         target_ids: the new tokens, for teacher forcing. The model's own proposals decide when a position is committed,
             as without it; the target token is written, and its confidence is its probability in the distribution of
@@ -64,23 +67,26 @@ def denoise(
     loop = _Denoiser(forward, unguided or forward, sampling, mask_id, shift, tuple(end_ids), names, targets)
     history = sampling.arguments.get("history")
     kl_history = None if history is None else KLHistory(canvas.tokens, history)
-    blocks = Blocks(canvas, sampling, suffix)
+    blocks = Blocks(canvas, sampling, suffix, block_size=block_size, shift=shift)
     for step in count():
         with torch.no_grad():
             # 1. Look up the block that each sample is filling; stop when all samples are done.
             if not any(blocks.active):
                 return
-            before = replace(canvas, step=step, block=blocks.bounds(), active=blocks.active_rows())
+            before = blocks.crop(canvas, step)
             # 2. Run one forward, propose tokens, and choose what to commit.
             commits = loop.choose_commits(before, blocks, kl_history)
             # 3. Write the commits into a copy of the canvas.
-            tokens, states = before.tokens.clone(), before.states.clone()
+            tokens, states = canvas.tokens.clone(), canvas.states.clone()
             tokens[commits.sample, commits.position] = commits.token
-            states[(tokens != mask_id) & before.masked] = int(State.COMMITTED)  # a committed mask token stays masked
-            canvas = replace(before, tokens=tokens, states=states)
+            states[(tokens != mask_id) & canvas.masked] = int(State.COMMITTED)  # a committed mask token stays masked
+            canvas = replace(canvas, tokens=tokens, states=states)
+            done = Step(before, blocks.crop(canvas, step), commits)
             # 4. Move each sample to its next step, its next block, or its end.
-            blocks.advance(canvas, end_ids if sampling.stop else ())
-        yield Step(before, canvas, commits)
+            is_edited = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
+            is_edited[commits.sample[done.is_edit]] = True
+            blocks.advance(canvas, end_ids if sampling.stop else (), is_edited.tolist())
+        yield done
 
 
 def _place_targets(target_ids: Tensor, canvas: CanvasState, suffix: int) -> Int[Tensor, "batch position"]:
@@ -92,9 +98,10 @@ def _place_targets(target_ids: Tensor, canvas: CanvasState, suffix: int) -> Int[
 
 @dataclass(frozen=True)
 class _CandidatePositions:
-    """The masked positions a step reads, and which of them are in the block their sample is filling."""
+    """The positions a step reads: masked ones, and committed ones that it may overwrite."""
 
-    eligible: Bool[Tensor, "batch position"]
+    eligible: Bool[Tensor, "batch position"]  # masks of the block that their sample is filling
+    editable: Bool[Tensor, "batch position"]
     sample: Int[Tensor, " candidate"]
     position: Int[Tensor, " candidate"]
     row: Int[Tensor, " candidate"]  # the predicting row
@@ -148,6 +155,13 @@ class _Denoiser:
             max_kl=positions.to_grid(max_kl, torch.inf),
         )
         grid = sampler.select(candidates, **{name: sampling.arguments[name] for name in sampler.select_arguments})
+        # 5. Add the committed positions that the step overwrites.
+        if blocks.editing is not None:
+            current = canvas.tokens[positions.sample, positions.position]
+            differs = (token != current) & (token != self.mask_id) & (probability > blocks.editing)
+            grid[positions.sample, positions.position] |= (
+                positions.editable[positions.sample, positions.position] & differs
+            )
         chosen = grid[positions.sample, positions.position]
         where = positions.sample[chosen], positions.position[chosen], positions.row[chosen]
         return Commits(*where, token[chosen], probability[chosen])
@@ -155,15 +169,15 @@ class _Denoiser:
     def _find_candidates(self, canvas: CanvasState, blocks: Blocks) -> _CandidatePositions:
         assert canvas.block is not None
         assert canvas.active is not None
-        eligible = blocks.eligible_positions(canvas)
+        eligible, editable = blocks.eligible_positions(canvas), blocks.editable_positions(canvas)
         # A sampler with a history reads the later blocks too: their past counts when their turn comes.
-        read = canvas.masked & canvas.active[:, None] if "history" in self.sampling.arguments else eligible
+        read = canvas.masked & canvas.active[:, None] if "history" in self.sampling.arguments else eligible | editable
         sample, position = read.nonzero(as_tuple=True)
         first = canvas.valid.int().argmax(-1)[sample]
         # The first position of a shifted sample has no row before it: its own row predicts it (Dream).
         row = (position - 1).maximum(first) if self.shift else position
         block_offset = (position - canvas.block[sample, 0]).clamp_min(0)
-        return _CandidatePositions(eligible, sample, position, row, position - first, block_offset)
+        return _CandidatePositions(eligible, editable, sample, position, row, position - first, block_offset)
 
     def _run_forward(
         self, canvas: CanvasState, positions: _CandidatePositions
@@ -194,6 +208,7 @@ class _Denoiser:
             score = sampler.score(candidates, **score_arguments)
             if self.targets is not None:  # the proposal decides the order, the target is written
                 target = self.targets[positions.sample[chunk], positions.position[chunk]]
+                target = target.where(target != self.mask_id, token)  # a block ends after the last target
                 candidates = replace(candidates, token=target)
             parts.append((candidates.token, candidates.probability, score))
             distributions += [log_p] if kl_history else []

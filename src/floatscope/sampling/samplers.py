@@ -6,7 +6,8 @@
 
 A candidate is a masked position of the current block; LLaDA's rules rank the masks that earlier blocks left with them.
 The `pace` of a sampler says who decides how many positions a step commits: the `schedule`, the sampler itself
-(`adaptive`, at least one per step), or the sampler with the schedule as a `fallback`. Ties go to the earlier position.
+(`adaptive`, at least one per step), the sampler with the schedule as a `fallback`, or the sampler with the schedule as
+the `minimum`. Ties go to the earlier position.
 """
 
 from __future__ import annotations
@@ -99,6 +100,13 @@ def select_above_threshold(candidates: StepCandidates, tau: float) -> Tensor:
     return candidates.eligible & ((candidates.score >= tau) | (_rank_scores(candidates.score) == 0))
 
 
+def select_confident(candidates: StepCandidates, tau: float) -> Tensor:
+    """Select all positions with a score above `tau` if they are at least `commit_count`, else the best of them."""
+    confident = candidates.eligible & (candidates.score > tau)
+    is_enough = confident.sum(-1) >= candidates.commit_count
+    return torch.where(is_enough[:, None], confident, select_top(candidates))
+
+
 def select_by_factor(candidates: StepCandidates, factor: float) -> Tensor:
     """Select the largest n with (n + 1)(1 − c_n) < factor, where c_n is the n-th largest confidence."""
     return _select_longest_prefix(candidates, lambda c, n: (n + 1) * (1 - c) < factor)
@@ -125,7 +133,8 @@ class Sampler:
     score: ScoreRule = score_probability
     select_arguments: Mapping[str, Any] = field(default_factory=dict)  # defaults
     score_arguments: Mapping[str, Any] = field(default_factory=dict)  # defaults
-    pace: str = "schedule"  # schedule | adaptive | fallback
+    editing_arguments: Mapping[str, Any] = field(default_factory=dict)  # defaults
+    pace: str = "schedule"  # schedule | adaptive | fallback | minimum
     ranks_earlier_blocks: bool = (
         False  # whether masks that an earlier block left (the model predicted the mask) compete
     )
@@ -133,7 +142,7 @@ class Sampler:
     @property
     def arguments(self) -> dict[str, Any]:
         """All arguments of the sampler with their defaults."""
-        return {**self.select_arguments, **self.score_arguments}
+        return {**self.select_arguments, **self.score_arguments, **self.editing_arguments}
 
 
 SAMPLERS: dict[str, Sampler] = {
@@ -154,6 +163,13 @@ SAMPLERS: dict[str, Sampler] = {
         select=select_above_threshold,
         select_arguments={"tau": 0.9},
         pace="adaptive",
+    ),
+    "dynamic": Sampler(
+        "all with a probability above tau, at least as many as the schedule says; may overwrite them (LLaDA2, SDAR)",
+        select=select_confident,
+        select_arguments={"tau": 0.95},
+        editing_arguments={"editing": None, "extra_steps": 16},
+        pace="minimum",
     ),
     "factor": Sampler(
         "more at once the more confident they are (Fast-dLLM)",

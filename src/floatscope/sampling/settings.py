@@ -39,8 +39,8 @@ class Sampling:
     sampler: str  # as people write it, "threshold(tau=0.6)"; once resolved, its name alone
     arguments: Mapping[str, Any] = field(default_factory=dict)  # of the sampler, once resolved
     new_tokens: int = 32
-    steps: int | None = None  # None: one step per masked position
-    block: int | None = None  # the block length; None: one block
+    steps: int | None = None  # None: one step per masked position; of each block if the model attends in blocks
+    block: int | None = None  # the block length; None: one block, or the blocks of the model's attention
     schedule: str = "even"  # even: ⌊M/steps⌋ a step, the first M mod steps one more | time: int(M(1 − t'/t)), then all
     eps: float = 1e-3  # where the time of `time` and of `origin` ends
     temperature: float = 0.0  # of the token; 0: the most likely
@@ -73,17 +73,33 @@ PRESETS: dict[str, dict[str, Any]] = {
     "llada": {"sampler": "confidence", "new_tokens": 128},  # one block, one step per token, temperature 0
     "dream": {"sampler": "origin", "new_tokens": 512, "steps": 512, "schedule": "time", "confidence_from": "drawn"},
 }
+BLOCK_PRESETS: dict[str, dict[str, Any]] = {
+    name: {"confidence_from": "drawn", "stop": True, **settings}
+    for name, settings in {
+        "llada2": {"sampler": "dynamic(tau=0.95)", "new_tokens": 2048},
+        "llada2.1": {"sampler": "dynamic(tau=0.95, editing=0.9)", "new_tokens": 2048},
+        "sdar": {"sampler": "dynamic(tau=0.85)", "new_tokens": 128, "temperature": 1.0},
+        "fast-dllm-v2": {"sampler": "threshold(tau=0.95)", "new_tokens": 2048, "block": 8},
+    }.items()
+}
+"""Presets of models that attend in blocks. Blocks are the model's own, with one step per position."""
 
 
 def resolve_sampling(
-    paradigm: Paradigm, preset: str | None = None, *, sampling: Sampling | None = None, **settings: Any
+    paradigm: Paradigm,
+    preset: str | None = None,
+    *,
+    sampling: Sampling | None = None,
+    block_size: int | None = None,
+    **settings: Any,
 ) -> Sampling:
     """Build and check the settings: the defaults of the paradigm, then the preset or `sampling`, then `settings`.
 
     Args:
         paradigm: how the model decodes.
-        preset: a name of `PRESETS`, for masked diffusion models.
+        preset: a name of `PRESETS`, for masked diffusion models; of `BLOCK_PRESETS` if the model attends in blocks.
         sampling: all settings as one value, instead of a preset.
+        block_size: of a model that attends in blocks; None: it does not.
         **settings: fields of `Sampling` (except `arguments`); None counts as not given. `sampler` is written with its
             arguments, as in "threshold(tau=0.95)".
     """
@@ -91,13 +107,12 @@ def resolve_sampling(
     for name in settings:
         if name not in allowed:
             raise unknown_choice("setting of decode", name, allowed)
-    if preset is not None and (not isinstance(preset, str) or preset not in PRESETS):
-        raise unknown_choice("preset", str(preset), PRESETS)
-    if paradigm is Paradigm.ARM and preset is not None:
-        raise UserError(f"preset '{preset}' is for masked diffusion models, and this is an autoregressive model")
+    presets = PRESETS if block_size is None else BLOCK_PRESETS
+    if preset is not None:
+        _check_preset(preset, paradigm, block_size)
     defaults = {"sampler": "ar", "stop": True} if paradigm is Paradigm.ARM else {"sampler": "confidence"}
     overrides = {name: value for name, value in settings.items() if value is not None}
-    values = {**defaults, **PRESETS.get(preset or "", {}), **_as_settings(sampling, preset), **overrides}
+    values = {**defaults, **presets.get(preset or "", {}), **_as_settings(sampling, preset), **overrides}
     if paradigm is Paradigm.ARM and values.get("steps") == values.get("new_tokens", Sampling.new_tokens):
         values.pop("steps", None)  # one step per token, as an ARM takes anyway
     name, arguments = parse_call(str(values.pop("sampler")))
@@ -112,8 +127,26 @@ def resolve_sampling(
     default_arguments = {} if name == "ar" else SAMPLERS[name].arguments
     arguments = merge_arguments("sampler", name, arguments, default_arguments)
     resolved = Sampling(sampler=name, arguments=arguments, **values)
-    _check_sampling(resolved)
+    _check_sampling(resolved, block_size)
     return resolved
+
+
+def _check_preset(preset: Any, paradigm: Paradigm, block_size: int | None) -> None:
+    every = {**PRESETS, **BLOCK_PRESETS}
+    if not isinstance(preset, str) or preset not in every:
+        raise unknown_choice("preset", str(preset), every)
+    if paradigm is Paradigm.ARM:
+        raise UserError(f"preset '{preset}' is for masked diffusion models, and this is an autoregressive model")
+    if block_size is None and preset in BLOCK_PRESETS:
+        raise UserError(
+            f"preset '{preset}' is for models that attend in blocks, and this one attends to all positions; use"
+            f" {' or '.join(PRESETS)}"
+        )
+    if block_size is not None and preset in PRESETS:
+        raise UserError(
+            f"preset '{preset}' is for models that attend to all positions, and this one attends in blocks of"
+            f" {block_size}; use one of {', '.join(BLOCK_PRESETS)}"
+        )
 
 
 def _as_settings(sampling: Sampling | None, preset: str | None) -> dict[str, Any]:
@@ -128,7 +161,7 @@ def _as_settings(sampling: Sampling | None, preset: str | None) -> dict[str, Any
     return values | ({"sampler": format_call(sampling.sampler, sampling.arguments)} if sampling.arguments else {})
 
 
-def _check_sampling(sampling: Sampling) -> None:
+def _check_sampling(sampling: Sampling, block_size: int | None) -> None:
     _check_numbers(sampling)
     for name, choices in {"schedule": SCHEDULES, "confidence_from": CONFIDENCE_SOURCES, "eos": EOS_RULES}.items():
         if getattr(sampling, name) not in choices:
@@ -145,9 +178,26 @@ def _check_sampling(sampling: Sampling) -> None:
         raise UserError(f"history of sampler '{name}' must be 1 to {MAX_HISTORY} steps, got {arguments['history']}")
     if not 0 <= arguments.get("tau", 1) <= 1:
         raise UserError(f"tau of sampler '{name}' is a probability, from 0 to 1, got {arguments['tau']:g}")
+    _check_editing(name, arguments)
     if "background" in arguments:
         load_token_counts(arguments["background"])
-    _check_blocks(sampling)
+    if block_size is None:
+        _check_blocks(sampling)
+    else:
+        _check_attention_blocks(sampling, block_size)
+    if sampling.steps is not None and SAMPLERS[name].pace == "adaptive":
+        raise UserError(f"sampler '{name}' decides its own number of steps; leave `steps` out")
+
+
+def _check_editing(name: str, arguments: Mapping[str, Any]) -> None:
+    editing = arguments.get("editing")
+    is_number = isinstance(editing, int | float) and not isinstance(editing, bool)
+    if editing is not None and not (is_number and 0 <= editing <= 1):
+        raise UserError(
+            f"editing of sampler '{name}' is a probability, from 0 to 1, or None for no token editing, got {editing!r}"
+        )
+    if not 0 <= arguments.get("extra_steps", 0) <= MAX_COUNT:
+        raise UserError(f"extra_steps of sampler '{name}' must be 0 to {MAX_COUNT:,}, got {arguments['extra_steps']}")
 
 
 def _check_numbers(sampling: Sampling) -> None:
@@ -196,12 +246,21 @@ def _check_blocks(sampling: Sampling) -> None:
             divisors = [n for n in range(1, new_tokens + 1) if new_tokens % n == 0]
             near = min(divisors, key=lambda n: abs(n - block))
             raise UserError(f"{new_tokens} new tokens do not divide into blocks of {block}; use block={near}")
-    if steps is None:
-        return
-    if SAMPLERS[sampling.sampler].pace == "adaptive":
-        raise UserError(f"sampler '{sampling.sampler}' decides its own number of steps; leave `steps` out")
-    if steps % sampling.blocks:
+    if steps is not None and SAMPLERS[sampling.sampler].pace != "adaptive" and steps % sampling.blocks:
         raise UserError(
             f"{steps} steps do not divide among {sampling.blocks} blocks; give a multiple of {sampling.blocks},"
             f" such as {max(1, round(steps / sampling.blocks)) * sampling.blocks}"
+        )
+
+
+def _check_attention_blocks(sampling: Sampling, block_size: int) -> None:
+    if sampling.new_tokens < 1:
+        raise UserError(
+            f"this model fills whole blocks of {block_size} after the prompt: new_tokens must be at least 1, got"
+            f" {sampling.new_tokens}"
+        )
+    if sampling.block is not None and block_size % sampling.block:
+        raise UserError(
+            f"this model attends in blocks of {block_size}, and blocks of {sampling.block} would cross their borders;"
+            f" leave block out, or give a divisor of {block_size}"
         )

@@ -124,7 +124,7 @@ def _draw_ineligible(axes: Axes, is_ineligible: Array) -> None:
 
 
 def _draw_outline(trace: Trace, axes: Axes) -> None:
-    """Mark the map itself: a line between masked cells and others, a dot for each commit."""
+    """Mark the map itself: a line between masked cells and others, a dot for each commit, a diamond for each edit."""
     edge = np.pad(trace.arrays["states"] == State.MASKED, 1).astype(np.int8)
     y, x = np.nonzero(np.diff(edge, axis=0)[:, 1:-1])
     lines = [((a - 0.5, b - 0.5), (a + 0.5, b - 0.5)) for a, b in zip(x, y, strict=True)]
@@ -132,15 +132,10 @@ def _draw_outline(trace: Trace, axes: Axes) -> None:
     lines += [((a - 0.5, b - 0.5), (a - 0.5, b + 0.5)) for a, b in zip(x, y, strict=True)]
     axes.add_collection(LineCollection(lines, colors="white", linewidths=1.2))
     mark = float(np.clip(500 / max(edge.shape), 2.5, 6))
-    axes.plot(
-        trace.arrays["commit_position"],
-        trace.arrays["commit_step"],
-        "o",
-        color=COMMIT,
-        ms=mark,
-        mec="black",
-        mew=mark / 12,
-    )
+    is_edit = trace.is_edit
+    for chosen, marker in ((~is_edit, "o"), *([(is_edit, "D")] if is_edit.any() else [])):
+        position, step = trace.arrays["commit_position"][chosen], trace.arrays["commit_step"][chosen]
+        axes.plot(position, step, marker, color=COMMIT, ms=mark, mec="black", mew=mark / 12)
 
 
 def _draw_canvas_panel(trace: Trace, axes: Axes) -> None:
@@ -161,6 +156,7 @@ def _largest_keys(received: Array) -> Array:
 def _add_legend(figure: Figure, trace: Trace, top: str, outlined: bool) -> None:
     shown = (State.MASKED,) if outlined else (State.MASKED, State.COMMITTED, State.PROMPT)
     marks = [("o" if outlined else "s", COMMIT, "committed by this step")]
+    marks += [("D", COMMIT, "edited by this step")] if outlined and trace.is_edit.any() else []
     marks += [
         ("s", "white" if outlined else STATES[state], state.name.lower() + " (outlined)" * outlined)
         for state in shown

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from floatscope.errors import UserError, unknown_choice
 from floatscope.schema import FIELDS, MIN_ANCHOR_LIFT, MIN_VISIBLE_ROWS, MaskKind, MaskStructure, RowSource, State
@@ -96,6 +96,24 @@ class Trace:
             visible_rows = self.require("visible_rows")[:, :, self.coords["group"].index("all")]
             return infer_masks(visible_rows, self.arrays["keys"], self.arrays["queries"])
         return tuple(MaskStructure(MaskKind(mask["kind"]), mask["size"]) for mask in self.meta["masks"])
+
+    @property
+    def is_edit(self) -> Bool[np.ndarray, " commit"]:
+        """Which commits overwrite a committed token (token editing): the step that makes them saw it committed."""
+        step, position, states = self.arrays["commit_step"], self.arrays["commit_position"], self.arrays["states"]
+        if self.meta.get("state") == "final":  # one step after all commits
+            return np.zeros(len(step), bool)
+        inside = position < states.shape[1]  # a growing canvas commits after its keys
+        is_edit: np.ndarray = inside & (states[step, np.where(inside, position, 0)] == State.COMMITTED)
+        return is_edit
+
+    @property
+    def is_last_commit(self) -> Bool[np.ndarray, " commit"]:
+        """Which commits write the final token of their position: all of them, without token editing."""
+        position = self.arrays["commit_position"][::-1]  # commits are in the order of their steps
+        is_last = np.zeros(len(position), bool)
+        is_last[np.unique(position, return_index=True)[1]] = True
+        return is_last[::-1]
 
     def require(self, name: str, remedy: str = "") -> Array:
         """Return a stored array; raise a `UserError` with a remedy if the trace does not store it."""

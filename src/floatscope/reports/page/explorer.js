@@ -72,11 +72,12 @@
     const commitsAt = Array.from({ length: steps }, () => new Map()); // step → position → commit
     const finalTokens = tokens.slice((steps - 1) * keys);
     const commitOf = new Map(); // position → commit
-    for (const [step, position, token, confidence] of payload.commits) {
-      commitsAt[step].set(position, { token, confidence });
-      commitOf.set(position, { step, token, confidence });
+    const edits = new Set(payload.edits || []); // indices of commits that overwrite a committed token
+    payload.commits.forEach(([step, position, token, confidence], i) => {
+      commitsAt[step].set(position, { token, confidence, isEdit: edits.has(i) });
+      commitOf.set(position, { step, token, confidence, isEdit: edits.has(i) });
       finalTokens[position] = token;
-    }
+    });
     const regionsAt = Array.from({ length: keys }, () => []); // position → indices of its regions
     payload.regions.forEach((region, r) =>
       region.spans.forEach(([start, stop]) => {
@@ -482,18 +483,26 @@
     parts.note.hidden = !notes.length;
   }
 
+  function findCommitBefore(step, p) {
+    for (let t = step - 1; t >= 0; t--) {
+      const commit = sample.commitsAt[t].get(p);
+      if (commit) return { step: t, ...commit };
+    }
+    return sample.commitOf.get(p);
+  }
   function describeState(state, commit, earlier) {
+    const verb = (c) => (c.isEdit ? "edited" : "committed");
     if (commit)
-      return `${state === MASKED ? "masked, " : ""}committed at this step (confidence ${format(commit.confidence)})`;
+      return `${state === MASKED ? "masked, " : ""}${verb(commit)} at this step (confidence ${format(commit.confidence)})`;
     if (state === COMMITTED && earlier)
-      return `committed at step ${earlier.step} (confidence ${format(earlier.confidence)})`;
+      return `${verb(earlier)} at step ${earlier.step} (confidence ${format(earlier.confidence)})`;
     return state === ABSENT ? "not there yet" : STATES[state];
   }
   function describeToken(p) {
     const { step, layer, head } = selection;
     const state = sample.states[step * sample.keys + p];
     const rows = [
-      { label: "state", value: describeState(state, sample.commitsAt[step].get(p), sample.commitOf.get(p)) },
+      { label: "state", value: describeState(state, sample.commitsAt[step].get(p), findCommitBefore(step, p)) },
     ];
     if (head >= 0) {
       const rank = headTopKeys(step, layer, head).findIndex(([key]) => key === p);
