@@ -504,7 +504,7 @@ def test_mistakes_get_a_one_sentence_error(tmp_path):
         "the prompt is not valid text: it contains bytes that are not UTF-8",
         "chat must be True or False, got 'no'",
         "samples must be a list of names, one for each prompt, got 'a'",
-        "unknown preset '5'; allowed: llada, dream",
+        "unknown preset '5'; allowed: llada, dream, llada2, llada2.1, sdar, fast-dllm-v2",
         "final_state needs the result of fs.decode, got Model",
         "watch must be a fs.Watch(…) or None, got True",
         "decode needs a floatscope Model (fs.load), got LlamaForCausalLM; see also fs.watch",
