@@ -323,7 +323,9 @@ def test_the_untrained_control_reads_its_context(tmp_path, architecture):
     assert torch.equal(gates, torch.ones_like(gates))
 
 
-def test_a_decoding_of_bd3lm_is_refused(tmp_path):
+def test_bd3lm_decodes_in_blocks_and_a_batch_as_its_samples_alone(tmp_path):
     model = fs.load(write_tiny(tmp_path / "m", "bd3lm"), device="cpu")
-    with pytest.raises(fs.UserError, match=r"attends in blocks of .* decoding in such blocks is not supported yet"):
-        fs.decode(model, [1, 2, 3], new_tokens=4)
+    prompts = [[1, 2, 3], [4, 5, 6, 7, 8, 9]]
+    batch = fs.decode(model, prompts, new_tokens=6)
+    assert batch.generated_ids == [fs.decode(model, [prompt], new_tokens=6).generated_ids[0] for prompt in prompts]
+    assert all(model.spec.mask_id not in ids for ids in batch.generated_ids)

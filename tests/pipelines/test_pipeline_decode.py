@@ -495,7 +495,10 @@ def test_mistakes_get_a_one_sentence_error(tmp_path):
             lambda: fs.decode(llada, [[1]], **settings, samples="a"),
             "samples must be a list of names, one for each prompt, got 'a'",
         ),
-        (lambda: fs.decode(llada, [[1]], **settings, preset=5), "unknown preset '5'; allowed: llada, dream"),
+        (
+            lambda: fs.decode(llada, [[1]], **settings, preset=5),
+            "unknown preset '5'; allowed: llada, dream, llada2, llada2.1, sdar, fast-dllm-v2",
+        ),
         (lambda: fs.final_state(llada), "final_state needs the result of fs.decode, got Model"),
         (lambda: fs.decode(llada, [[1]], **settings, watch=True), "watch must be a fs.Watch(…) or None, got True"),
         (

@@ -169,7 +169,7 @@ def test_adapter_without_base_is_refused(base, tmp_path):
         load(folder)
     with pytest.raises(UserError, match=r"is not an adapter: it has no adapter.json"):
         load(f"{base}+{base}")
-    with pytest.raises(UserError, match=r"leave out mask_id= and shift="):
+    with pytest.raises(UserError, match=r"leave out mask_id=, shift= and block_size="):
         load(f"{base}+{folder}", mask_id=3)
 
 
