@@ -201,6 +201,8 @@ def try_malformed(count: int, rng: random.Random, work: Path) -> Counts:
         result.counts["refused"] += done.status == 2
         result.counts["accepted"] += done.status == 0
         text = f"{case.name}: floatscope {' '.join(case.words)}"
+        if done.status == 0:
+            print(f"accepted: {text}", flush=True)
         is_slow = done.processor_seconds > SECONDS or done.seconds > 5 * SECONDS
         if done.has_traceback and not is_slow:
             case.prepare()

@@ -47,11 +47,19 @@ class Done:
 def preload() -> None:
     """Import what commands import, without starting a thread."""
     os.environ.update(THREADS)
+    renew_thread_pool()
+    for name in MODULES:
+        importlib.import_module(f"floatscope.{name}")
+
+
+def renew_thread_pool() -> None:
+    """Let torch replace its thread pool after a fork, before the weights of a model are loaded in several threads.
+
+    torch does it at the first use of the pool and without a lock, so a second thread may find none.
+    """
     import torch
 
     torch.set_num_threads(1)
-    for name in MODULES:
-        importlib.import_module(f"floatscope.{name}")
 
 
 def start(words: Sequence[str], output: Path, folder: Path | None = None) -> int:
@@ -62,6 +70,7 @@ def start(words: Sequence[str], output: Path, folder: Path | None = None) -> int
     status = 1
     try:
         os.setpgid(0, 0)
+        renew_thread_pool()
         if folder is not None:
             os.chdir(folder)
         for descriptor, suffix in ((1, ".out"), (2, ".err")):
