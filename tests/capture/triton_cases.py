@@ -84,6 +84,7 @@ REDUCTION_CASES = {
     },
     "block of 8, hidden keys": {"kind": "block", "queries": 70, "keys": 70, "size": 8, "side": "left", "hides": True},
     "window of 6": {"kind": "window", "queries": 130, "keys": 130, "size": 6},
+    "window of 34": {"kind": "window", "queries": 130, "keys": 130, "size": 34},  # the last row begins a block of 32
     "window of 6, left padding, cached": {"kind": "window", "queries": 20, "keys": 100, "size": 6, "side": "left"},
     "window of 64": {"kind": "window", "queries": 130, "keys": 130, "size": 64, "dim": 64, "seed": 2},
     "window of 64, right padding, wide heads": {
