@@ -77,6 +77,17 @@ def test_queries_may_start_at_any_offset(kind, queries, keys, offset):
 
 
 @few_examples
+@given(masks(kinds=("full", "causal", "window", "block")))
+def test_a_mask_that_is_known_to_show_all_hides_no_valid_key(m):
+    valid = torch.ones(m.batch, m.keys, dtype=torch.bool) if m.valid is None else m.valid
+    shows_all = bool((m.table == valid[:, None, None]).all())
+    if m.valid is None:
+        assert m.visibility.is_known_to_show_all == shows_all
+    else:
+        assert shows_all or not m.visibility.is_known_to_show_all
+
+
+@few_examples
 @given(masks())
 def test_visible_keys_are_counted_for_each_row(m):
     expected = m.table.sum(-1).float()

@@ -94,7 +94,7 @@ def test_a_wrong_log_sum_exp_is_reported(monkeypatch):
         result = attention.attend(call)
         return replace(result, lse=result.lse + 1e-3)
 
-    monkeypatch.setattr(doctor, "attend", shifted)
+    monkeypatch.setattr(doctor, "attend_with_edits", shifted)
     outcome = doctor.check_case(CASE)
     assert outcome.failed_quantities == ["mass"]
     assert "output" not in outcome.failed_quantities
@@ -105,7 +105,7 @@ def test_a_wrong_output_is_reported(monkeypatch):
         result = attention.attend(call)
         return replace(result, output=result.output * 1.001)
 
-    monkeypatch.setattr(doctor, "attend", scaled)
+    monkeypatch.setattr(doctor, "attend_with_edits", scaled)
     assert doctor.check_case(CASE).failed_quantities == ["output"]
 
 

@@ -5,8 +5,9 @@
 
 PyTorch chooses the fused kernel exactly as `F.scaled_dot_product_attention` does (cuDNN on Hopper); it is called by
 name because only that returns the log-sum-exp. Padding is cut away instead of masked: each sample runs on its own valid
-span, so a padded batch gives the result of single samples and no mask is built. Structures without a kernel (windows,
-blocks, rules) run a block of queries at a time with an expanded mask, never [T, T].
+span, so a padded batch gives the result of single samples and no mask is built. Masks that these kernels do not know
+(windows, blocks, rules) are expanded for a block of queries at a time, never to [T, T]; on CUDA `attention_kernel` runs
+windows and blocks without a mask (`edited_attention` chooses).
 """
 
 from __future__ import annotations
@@ -134,16 +135,22 @@ def expand_mask(visibility: Visibility, rows: slice, keys: slice, like: Tensor) 
     return None if visible is None else torch.where(visible, like.new_zeros(()) if own is None else own, -torch.inf)
 
 
+def needs_mask(visibility: Visibility) -> bool:
+    """Whether torch's kernels need an expanded mask, because SDPA's `is_causal` does not say which keys a row sees.
+
+    SDPA aligns a rectangular causal mask with key 0. Padding is cut away and needs no mask.
+    """
+    return not (visibility.is_known_to_show_all or _is_square_causal(visibility))
+
+
+def _is_square_causal(visibility: Visibility) -> bool:
+    return visibility.kind is MaskKind.CAUSAL and visibility.offset == 0 and visibility.queries == visibility.keys
+
+
 def _attend_unpadded(call: AttentionCall) -> AttentionResult:
     visibility = call.visibility
-    is_square = visibility.offset == 0 and visibility.queries == visibility.keys
-    if visibility.kind is MaskKind.FULL and visibility.valid is None:
-        return _run_kernel(call, None, False)
-    if visibility.kind is MaskKind.CAUSAL and visibility.valid is None and (is_square or visibility.queries == 1):
-        # One cached query sees every key; SDPA's is_causal would align it with key 0.
-        last_sees_all = visibility.queries == 1 and visibility.offset == visibility.keys - 1
-        if is_square or last_sees_all:
-            return _run_kernel(call, None, is_square and visibility.queries > 1)
+    if visibility.valid is None and not needs_mask(visibility):
+        return _run_kernel(call, None, not visibility.is_known_to_show_all)
     return _attend_by_blocks(call)
 
 

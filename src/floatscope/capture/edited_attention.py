@@ -1,9 +1,10 @@
-"""Attention run under the edits of an intervention, with the model's own kernel.
+"""Attention as a watched model runs it, with the model's own kernel, and with the edits of an intervention if any.
 
     result = attend_with_edits(replace(call, edits=edits))       # the definition of the edits is in `edit_tensors`
 
 A bias becomes extra dimensions of q and k, whose product is the bias. A row's own hidden key, moved mass and the share
-of a virtual sink are added afterwards, from the log-sum-exp. On CUDA a single bias has a kernel of its own.
+of a virtual sink are added afterwards, from the log-sum-exp. On CUDA `attention_kernel` runs a single bias, the masks
+that torch's kernels would need as a tensor, and gives the log-sum-exp where torch's kernel does not.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from floatscope.capture import attention, biased_kernel
+from floatscope.capture import attention, attention_kernel
 from floatscope.capture.attention import MASK_BLOCK, AttentionCall, AttentionResult, expand_mask
 from floatscope.capture.edit_tensors import NO_KEY, EditTensors, MoveTensors
 from floatscope.capture.visibility import HIDDEN_SCORE
@@ -29,7 +30,7 @@ def attend_with_edits(call: AttentionCall) -> AttentionResult:
     """Run the call as the model would, with its edits if it has any."""
     edits = call.edits
     if edits is None:
-        return attention.attend(call)
+        return _attend_unedited(call)
     output, lse = _attend_biased(call, edits)
     if edits.moves:  # each move reads the mass from before all moves
         output = output + sum(_moved_output(call, move, lse) for move in edits.moves)
@@ -40,11 +41,21 @@ def attend_with_edits(call: AttentionCall) -> AttentionResult:
     return AttentionResult(output.to(call.query.dtype), lse)
 
 
+def _attend_unedited(call: AttentionCall) -> AttentionResult:
+    """The call without edits: by torch's kernel where that needs no mask, else by our own if it supports the call."""
+    if attention.needs_mask(call.visibility) and attention_kernel.supports(call):
+        return AttentionResult(*attention_kernel.attend(call))
+    result = attention.attend(call)
+    if result.lse is None and attention_kernel.supports(call):
+        return replace(result, lse=attention_kernel.compute_lse(call))
+    return result
+
+
 def _attend_biased(call: AttentionCall, edits: EditTensors) -> tuple[Tensor, Tensor]:
     """The output (fp32, or final in the model's dtype from the CUDA kernel) and the log-sum-exp, with the biases."""
-    if biased_kernel.supports(call):
-        return biased_kernel.attend(call)
-    result = attention.attend(_widen(call, edits) if edits.biases else replace(call, edits=None))
+    if edits.biases and attention_kernel.supports(call):
+        return attention_kernel.attend(call)
+    result = _attend_unedited(_widen(call, edits) if edits.biases else replace(call, edits=None))
     output = result.output[..., : call.value.shape[-1]].float()
     lse = _log_sum_exp(call) if result.lse is None else result.lse
     return _restore_own_keys(call, edits, output, lse) if any(b.hides_keys for b in edits.biases) else (output, lse)

@@ -1,6 +1,6 @@
-"""The reduction of `backends` as one Triton kernel: full, causal and key-padded attention on CUDA.
+"""The reduction of `backends` as one Triton kernel on CUDA: full, causal, block-causal and windowed, with padding.
 
-A program owns a block of keys and loops over the queries. It recomputes the scores kᵀq once, turns them into
+A program owns a block of keys and loops over the queries that may see one of them. It recomputes the scores kᵀq once, turns them into
 probabilities with the log-sum-exp of the model's own kernel, and multiplies them with the group weights: O(T·G) memory,
 no online softmax, no rescaling. The same probabilities yield three results:
 
@@ -26,7 +26,6 @@ from floatscope.capture.attention import AttentionCall
 from floatscope.capture.edit_tensors import EditTensors
 from floatscope.capture.reduction_spec import TILE, ReductionResult, ReductionSpec
 from floatscope.errors import UserError
-from floatscope.schema import MaskKind
 
 try:
     import triton
@@ -37,6 +36,7 @@ except ImportError:  # a CPU-only install; `unsupported_reason` reports it
 
 LOG2E = 1.4426950408889634
 SHIFT = 15  # fp16 stores p · 2^15
+HEAD_DIMS = (16, 32, 64, 128, 256, 512)
 FIXED = 2.0**24  # fixed point of A · carry: steps of 6e-8, no overflow up to 127 heads
 
 
@@ -47,12 +47,14 @@ def unsupported_reason(call: AttentionCall) -> str | None:
         return "triton is not installed"
     if not call.query.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
         return f"the tensors are on {call.query.device.type}"
-    if visibility.kind not in (MaskKind.FULL, MaskKind.CAUSAL):
+    if call.query.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return f"{call.query.dtype} is not float32, bfloat16 or float16"
+    if not visibility.structure.is_known:
         return f"{visibility.kind} masks use the blocked backend"
     if call.edits is not None and call.edits.changes_attention and not has_single_bias(call.edits):
         return "moved mass, virtual sinks and several biases use the blocked backend"
-    if D not in (16, 32, 64, 128, 256):
-        return f"head dimension {D} is not a power of two between 16 and 256"
+    if D not in HEAD_DIMS:
+        return f"head dimension {D} is not a power of two between 16 and 512"
     if visibility.has_padding_holes:
         return "the padding has holes"
     return None
@@ -63,10 +65,10 @@ if triton is not None:
     @triton.jit
     def _receive(
         Q, K, LSE, W, E, E_WEIGHT, E_TOTAL, Y, SPAN, BIAS, SELECTED, R, ENT, OUT,
-        sqb, sqh, sqt, skb, skh, skt, sbb, sbh, n_q, n_k, offset, scale, H, n_y, y0,
+        sqb, sqh, sqt, skb, skh, skt, sbb, sbh, n_q, n_k, offset, size, scale, H, n_y, y0,
         REP: tl.constexpr, D: tl.constexpr, G: tl.constexpr,
         BM: tl.constexpr, BN: tl.constexpr,
-        CAUSAL: tl.constexpr, PADDED: tl.constexpr, EVEN: tl.constexpr, ENTROPY: tl.constexpr, CARRY: tl.constexpr,
+        MASK: tl.constexpr, PADDED: tl.constexpr, EVEN: tl.constexpr, ENTROPY: tl.constexpr, CARRY: tl.constexpr,
         BULK: tl.constexpr, HALF: tl.constexpr, SHIFT: tl.constexpr, FIXED: tl.constexpr, BIASED: tl.constexpr, HAS_SELECTION: tl.constexpr,
     ):  # fmt: skip
         tile, bh = tl.program_id(0), tl.program_id(1)
@@ -93,10 +95,16 @@ if triton is not None:
             y = tl.load(Y + (b * n_k + j)[:, None] * n_y + (y0 + g)[None, :], mask=present, other=0.0)
             if HALF:
                 y = y.to(tl.float16)
-        begin = 0
-        if CAUSAL:  # the first query that sees key j stands at row j - offset
-            begin = tl.maximum(tile * BN - offset, 0) // BM * BM
-        for i0 in range(begin, n_q, BM):
+        seen_from, from_first = j, tile * BN  # where the first query stands that sees key j, and the tile's first key
+        if MASK == "block":
+            seen_from = first + tl.maximum(j - first, 0) // size * size
+            from_first = first + tl.maximum(tile * BN - first, 0) // size * size
+        begin, end = 0, n_q
+        if MASK != "full":
+            begin = tl.maximum(from_first - offset, 0) // BM * BM
+        if MASK == "window":
+            end = tl.minimum(n_q, tile * BN + BN - 1 + size - offset)
+        for i0 in range(begin, end, BM):
             i = i0 + tl.arange(0, BM)
             qp = Q + b * sqb + h * sqh + i[None, :].to(tl.int64) * sqt + d[:, None]
             wp = W + (b * n_q + i)[:, None] * G + g[None, :]
@@ -120,14 +128,17 @@ if triton is not None:
                     selected = tl.load(SELECTED + b * n_q + i, mask=i < n_q, other=0)
                     added = tl.where(selected[None, :] != 0, added, 0.0)
                 x += added
-            if CAUSAL:
+            if MASK != "full":
                 if i0 + offset < tile * BN + BN:
-                    x = tl.where((i + offset)[None, :] >= j[:, None], x, -1e30)
+                    x = tl.where((i + offset)[None, :] >= seen_from[:, None], x, -1e30)
+            if MASK == "window":
+                if i0 + BM + offset > tile * BN + size:
+                    x = tl.where((i + offset)[None, :] < (j + size)[:, None], x, -1e30)
             if not EVEN:
                 x = tl.where(inside[:, None], x, -1e30)
             p = tl.exp2(x)
             if ENTROPY:
-                if CAUSAL:
+                if MASK != "full":
                     e = tl.load(E + b * n_q + i, mask=i < n_q, other=0.0)
                     ent += tl.sum(p * x * e[None, :], 1)
                 else:  # all rows see the same number of keys, so their common weight is applied at the end
@@ -152,22 +163,20 @@ if triton is not None:
         tl.store(rp, acc * (1.0 / (1 << SHIFT)), mask=(j < n_k)[:, None])
         if ENTROPY:  # x was shifted; rows sum to 1, so the shift is a constant, split evenly over the programs
             bits = tl.sum(ent, 0) * (1.0 / (1 << SHIFT))
-            if not CAUSAL:
+            if MASK == "full":
                 bits *= tl.load(E_WEIGHT + b)
             bits = SHIFT * tl.load(E_TOTAL + b) / tl.num_programs(0) - bits
             tl.store(ENT + bh * tl.num_programs(0) + tile, bits / 1.4426950408889634)
 
 
 def block_sizes(dim: int, is_half: bool, has_carry: bool) -> dict[str, int]:
-    """The fastest of eleven block sizes measured on one H200; see docs/benchmarks.md."""
-    if is_half:
-        return {
-            "BM": 64,
-            "BN": 128,
-            "num_warps": 4 if dim <= 128 else 8,
-            "num_stages": 3 if has_carry and dim <= 128 else 2,
-        }
-    return {"BM": 32, "BN": 64 if dim <= 64 else 32, "num_warps": 4, "num_stages": 2}
+    """The fastest of eleven block sizes measured on one H200 (docs/benchmarks.md); for 512, what fits shared memory."""
+    if not is_half:
+        size = (32, 64) if dim <= 64 else (32, 32) if dim <= 256 else (16, 32)
+        return {"BM": size[0], "BN": size[1], "num_warps": 4, "num_stages": 2 if dim <= 256 else 1}
+    size = (64, 128) if dim <= 256 else (32, 64)
+    stages = 3 if has_carry and dim <= 128 else 2
+    return {"BM": size[0], "BN": size[1], "num_warps": 8 if dim == 256 else 4, "num_stages": stages}
 
 
 def reduce_attention(
@@ -243,8 +252,8 @@ def _launch(
         q, k, lse.contiguous(), w, e, e_weight, e_total, y,
         None if visibility.valid is None else visibility.valid_spans(device),
         bias, selected, R, shares, target, *q.stride()[:3], *k.stride()[:3], *bias_strides(bias), n_q, n_k,
-        visibility.offset, call.scaling * LOG2E, H, 0 if y is None else y.shape[-1], y0,
-        REP=call.repeats, D=D, G=TILE, CAUSAL=visibility.kind is MaskKind.CAUSAL, PADDED=visibility.valid is not None, EVEN=even,
+        visibility.offset, visibility.size, call.scaling * LOG2E, H, 0 if y is None else y.shape[-1], y0,
+        REP=call.repeats, D=D, G=TILE, MASK=visibility.kind.value, PADDED=visibility.valid is not None, EVEN=even,
         ENTROPY=e is not None, CARRY=y is not None, BULK=bulk, HALF=is_half, SHIFT=SHIFT if is_half else 0, FIXED=FIXED,
         BIASED=bias is not None, HAS_SELECTION=selected is not None, **size,
     )  # fmt: skip

@@ -178,6 +178,17 @@ class Visibility:
         return self.kind is MaskKind.FULL and self.valid is None
 
     @property
+    def is_known_to_show_all(self) -> bool:
+        """Whether kind, size and lengths imply that every row sees every key, padding aside."""
+        reach = {  # one past the last key that the first row sees
+            MaskKind.FULL: self.keys,
+            MaskKind.CAUSAL: self.offset + 1,
+            MaskKind.WINDOW: self.offset + 1 if self.offset + self.queries <= self.size else 0,
+            MaskKind.BLOCK: (self.offset // max(self.size, 1) + 1) * self.size if self.valid is None else 0,
+        }
+        return reach.get(self.kind, 0) >= self.keys
+
+    @property
     def has_padding_holes(self) -> bool:
         """Whether some sample has padding between valid keys."""
         return self.valid is not None and not all(is_gapless for _, _, is_gapless in self._valid_ranges)

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from floatscope.capture.attention import AttentionCall, AttentionResult, attend, full_precision
+from floatscope.capture.attention import AttentionCall, AttentionResult, full_precision
 from floatscope.capture.backends import reduce_attention
 from floatscope.capture.edit_tensors import NO_KEY, EditTensors
 from floatscope.capture.edited_attention import attend_with_edits
@@ -90,7 +90,7 @@ class UneditedCall:
     @cached_property
     def _result(self) -> AttentionResult:
         with torch.no_grad(), full_precision():
-            return attend(self.call)
+            return attend_with_edits(self.call)
 
     @cached_property
     def _lse(self) -> Float[Tensor, "batch head query"]:

@@ -24,8 +24,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from floatscope.capture.attention import AttentionCall, attend
+from floatscope.capture.attention import AttentionCall
 from floatscope.capture.backends import reduce_attention, select_backend, unsupported_reason
+from floatscope.capture.edited_attention import attend_with_edits
 from floatscope.capture.reduction_spec import ReductionSpec, entropy_row_weights
 from floatscope.capture.verify import OUTPUT_TOLERANCE, REDUCTION_TOLERANCE, measure_errors
 from floatscope.capture.visibility import Visibility
@@ -218,7 +219,7 @@ def iter_cases() -> Iterator[Case]:
 def check_case(case: Case) -> CallCheck:
     """Run and reduce one random call as a watched forward would, and compare with dense float64."""
     call, spec, carry = draw_call(case)
-    result = attend(call)
+    result = attend_with_edits(call)
     has_lse = result.lse is not None
     reason = unsupported_reason(call, has_lse)
     errors = measure_errors(call, result.output, spec, carry, reduce_attention(call, result.lse, spec, carry))
