@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
+from inspect import signature
 from typing import Any, Literal
 
 import torch
@@ -44,6 +45,7 @@ PRIVATE_APIS = {
         "causal_mask_function",
         "sdpa_attention_forward",
         "HF_DEACTIVATE_ASYNC_LOAD",
+        "top_k_index",
     ),
 }
 """What this module uses of each library."""
@@ -184,6 +186,24 @@ def sdpa_attention_function() -> Callable[..., Any]:
 
     function: Callable[..., Any] = sdpa_attention_forward
     return function
+
+
+EXPERT_ARGUMENTS = (("top_k_index", "top_k_weights"), ("router_indices", "routing_weights"))
+"""The arguments of expert modules after `hidden_states`; the second pair is gpt-oss's."""
+EXPERTS_PER_TOKEN = ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k")
+"""Names of the setting in the configs of mixtures."""
+
+
+def is_expert_module(module: nn.Module) -> bool:
+    """Whether a module holds the experts of a layer and is called with the choice of the router, as the functions of
+    the `ExpertsInterface` are: `experts(hidden_states, ids, weights)` (transformers 5.17 to 5.23)."""
+    return tuple(signature(module.forward).parameters)[1:3] in EXPERT_ARGUMENTS
+
+
+def experts_per_token(config: Any) -> int | None:
+    """How many experts process a token, as the config says; None if it does not (transformers 5.17 to 5.23)."""
+    counts = (getattr(config, name, None) for name in EXPERTS_PER_TOKEN)
+    return next((count for count in counts if isinstance(count, int)), None)
 
 
 @contextmanager

@@ -102,6 +102,8 @@ MASK_LABELS = {
 }
 LEVELS = ("summary", "heads", "rows", "full")
 """Each level includes the fields of those before it."""
+ON_REQUEST = "on request"
+"""Stands in place of a level for fields that no level includes."""
 MIN_VISIBLE_ROWS = 16
 """The lift of a key is ranked if at least this many rows of the group see it (all rows, in a smaller group)."""
 
@@ -167,7 +169,18 @@ FIELDS: dict[str, Field] = {
     "received_heads": Field(("head", "group", "key"), "float32", "heads", "received attention per head, mean scale"),
     "rows": Field(("commit", "head", "key"), "float32", "rows", "complete predicting rows"),
     "matrix": Field(("head", "query", "key"), "float32", "full", "the attention matrix"),
+    "expert_ids": Field(
+        ("key", "expert_rank"), "int16", ON_REQUEST, "the experts of each token, by weight; -1 for cached positions"
+    ),
+    "expert_weights": Field(
+        ("key", "expert_rank"),
+        "float16",
+        ON_REQUEST,
+        "the factors by which the outputs of these experts are multiplied",
+    ),
 }
+EXPERT_FIELDS = ("expert_ids", "expert_weights")
+"""The fields that `Watch(experts=True)` adds."""
 SHARED = ("uniform", "visible_rows", "eligible")
 """Fields that layers with the same visibility share."""
 

@@ -20,7 +20,7 @@ from floatscope.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("error")
 DETECTOR = "topk(k=2)"
-TABLES = sorted({*ANALYSES, "floating", "attribution"} - {"influence"})
+TABLES = sorted({*ANALYSES, "floating", "attribution"} - {"influence", "experts"})
 
 
 def build_traces() -> list[fs.Trace]:

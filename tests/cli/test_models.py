@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 
 import floatscope as fs
 from floatscope.cli.main import app
+from floatscope.models.architectures import ARCHITECTURES
+from floatscope.models.example_checkpoints import EXAMPLES
 
 
 def invoke(*words: str):
@@ -46,6 +48,44 @@ def test_the_table_lists_what_can_be_opened_and_what_is_refused():
     assert (opened["fast-dllm-v2"]["shift"], opened["dream"]["attends"]) == (True, "to all")
     assert all(row["watched"] for row in record["opened"])
     assert all(row["reason"] for row in record["refused"])
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_table_fits_the_terminal_and_breaks_no_name(width):
+    result = CliRunner(env={"COLUMNS": str(width)}).invoke(app, ["models"])
+    lines = result.output.splitlines()
+    assert max(map(len, lines)) <= width
+    assert "…" not in result.output.replace(", …", "").replace("…)", "")
+    for examples in EXAMPLES.values():
+        for example in examples:
+            assert any(example.name in line for line in lines)
+    for row in ARCHITECTURES:
+        assert any(line.split()[:2] == [row.name, row.paradigm] for line in lines)
+
+
+def test_an_architecture_can_be_described_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = " ".join(invoke("llada2").output.split())
+    for part in (
+        "inclusionAI/LLaDA2.0-mini (16 B, 1.4 B active)",
+        "class Glm4MoeForCausalLM",
+        "attends in blocks of 32",
+        "mask id config.json, the tokenizer's <|mask|>, else 156895",
+        "row p predicts position p",
+        "can be watched yes",
+    ):
+        assert part in text
+    assert "note the files do not say whether it was trained in blocks" in " ".join(invoke("a2d").output.split())
+    record = json.loads(invoke("llada2", "--json").stdout)
+    assert (record["mask_id"], record["block_size"], record["experts"]) == (156895, 32, True)
+    listed = json.loads(invoke("--json").stdout)["opened"]
+    assert next(row for row in listed if row["architecture"] == "llada2") == record
+    fs.write_random("llada", layers=1)  # a folder of that name comes first
+    assert "1 layers" in invoke("llada").output
+
+
+def test_every_example_is_one_of_an_architecture():
+    assert EXAMPLES.keys() <= {row.name for row in ARCHITECTURES}
 
 
 def test_the_description_agrees_with_the_loaded_model(folders):

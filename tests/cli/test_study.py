@@ -34,7 +34,7 @@ def test_a_small_study_prints_its_effects_and_resumes(data, tmp_path):
     words = ["sinks", model, "--data", data, "--limit", 2, "--new-tokens", 2, "--out", tmp_path / "s"]
     words += ["--set", "counts=1", "--set", "draws=1", "--set", "types=none"]
     output = run(*words)
-    assert "costs small" in output
+    assert "small, 1:" in output
     assert "equal mass" in output
     assert (tmp_path / "s" / "report.html").stat().st_size > 1000
     names = {"baseline", "anchors-1", "anchors-1-mass-0", "anchors-1-random-0", "middle-1"}
@@ -52,7 +52,7 @@ def test_sinks_prints_a_table_and_a_finding_for_each_model(data, tmp_path):
     words += ["--set", "counts=2", "--set", "draws=1", "--set", "types=structural"]
     output = run(*words)
     for model in ("twin:mdm", "twin:arm"):
-        assert f"costs {model}" in output
+        assert f"{model}, 2:" in output
     assert "middle-2" in output
     assert "equal mass" in output
     assert "equal count" in output

@@ -235,20 +235,23 @@ def test_effects_are_summarised_in_sentences():
     )
     by_number, by_type = STUDIES["sinks"].summarise(table)
     assert by_number == (
-        "masking anchors costs twin:mdm, in points more than other keys that hold as much attention: 1: 2 [−1, 5] (dose"
-        " 30 % against 31 %), 5: 61 [50, 72] (dose 30 % against 31 %)"
+        "masking anchors instead of other keys that hold as much attention: twin:mdm, 1: loses 2 points [−1, 5] (dose"
+        " 30 % against 31 %), 5: loses 61 points [50, 72] (dose 30 % against 31 %)"
     )
-    assert by_type.endswith("attention: first −10 [−20, 0] (dose 30 % against 31 %)")
+    assert by_type.endswith("attention: twin:mdm, first: gains 10 points [0, 20] (dose 30 % against 31 %)")
     counted = table.assign(**{f"acc_effect_count{end}": -0.5 for end in ("", "_low", "_high")})
     by_number, _ = STUDIES["sinks"].summarise(counted)
-    assert "; in points more than as many random keys: 1: 50 [50, 50] (dose 30 % against 5.2 %), 5: 50" in by_number
+    assert "; instead of as many random keys: 1: loses 50 points [50, 50] (dose 30 % against 5.2 %), 5: lo" in by_number
     old = table.drop(columns=list(doses)).assign(control="random")  # of an earlier version
     assert STUDIES["sinks"].summarise(old)[0] == (
-        "masking anchors costs twin:mdm, in points more than as many random keys: 1: 2 [−1, 5], 5: 61 [50, 72]"
+        "masking anchors instead of as many random keys: twin:mdm, 1: loses 2 points [−1, 5], 5: loses 61 points"
+        " [50, 72]"
     )
     pinned, _ = STUDIES["pin"].summarise(table.assign(subset="noise"))
-    assert "61 [50, 72] (dose 30 % against 31 %) points more" in pinned
-    assert "(anchors-5, noise); 1 of 2 such intervals exclude 0" in pinned
+    assert "at worst twin:mdm loses 61 points [50, 72] (dose 30 % against 31 %), in anchors-5, noise" in pinned
+    assert "anchors-5, noise; 1 of 2 such intervals exclude 0" in pinned
+    small = pd.DataFrame([effect_row("acc_effect", x, nan, nan, value=1) for x in (-0.01, 0.002)])
+    assert STUDIES["heads"].summarise(small)[0].endswith("layers: twin:mdm, 1: loses 1 point, 1: changes by 0 points")
     heads = pd.DataFrame(
         [
             effect_row("nll_change", 0.0, -0.002, 0.003, value=0),

@@ -48,6 +48,14 @@ def test_a_forecast_of_named_fields_counts_them_and_the_canvas():
     assert "matrix" not in named
 
 
+def test_the_experts_of_each_token_are_counted():
+    plain, more = forecast(samples=2, **LLADA), forecast(samples=2, experts=8, **LLADA)
+    numbers = 2 * 32 * 32 * 1024 * 8  # sample, step, layer, key, expert
+    assert more.bytes == {**plain.bytes, "expert_ids": 2 * numbers, "expert_weights": 2 * numbers}
+    with pytest.raises(UserError, match=r"most of it 'received_heads'.* Use level=\"summary\""):
+        forecast(level="heads", samples=2, experts=8, **LLADA).check(more.total)
+
+
 def test_the_default_is_summary():
     assert forecast(samples=2, **LLADA) == forecast(level="summary", samples=2, **LLADA)
 

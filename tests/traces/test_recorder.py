@@ -15,7 +15,7 @@ from trace_equality import assert_equal_traces
 from example_counts import examples
 from floatscope.canvas import CanvasState, Reductions, Regions
 from floatscope.errors import UserError
-from floatscope.schema import FIELDS, State
+from floatscope.schema import EXPERT_FIELDS, FIELDS, State, fields_at_level
 from floatscope.traces.recorder import Recorder
 from floatscope.traces.trace_fields import TRACE_FIELDS, stored_axes
 
@@ -93,8 +93,10 @@ def test_regions_do_not_depend_on_the_neighbours():
 
 def test_every_field_has_its_axes_and_type():
     trace = record_traces([decode_mdm(0, 5, 6, 3)])[0]
-    assert set(trace.arrays) == set(TRACE_FIELDS) | set(FIELDS)
-    for name, field in FIELDS.items():
+    fields = {name: FIELDS[name] for name in fields_at_level("full")}
+    assert set(FIELDS) == set(fields) | set(EXPERT_FIELDS)
+    assert set(trace.arrays) == set(TRACE_FIELDS) | set(fields)
+    for name, field in fields.items():
         assert trace.axes[name] == stored_axes(name, field.axes)
         assert trace.arrays[name].dtype == field.dtype
     for name, field in TRACE_FIELDS.items():

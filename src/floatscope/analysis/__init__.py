@@ -22,6 +22,7 @@ from floatscope.analysis.depth import find_crossing, predicting_rows, structure,
 from floatscope.analysis.detectors import Detector, detect, parse_detector
 from floatscope.analysis.evaluations import Evaluation, open_evaluation
 from floatscope.analysis.experiments import effects
+from floatscope.analysis.expert_choice import experts
 from floatscope.analysis.floating import floating, top_keys
 from floatscope.analysis.heads import dormant_share, head_activity, masked_rows
 from floatscope.analysis.influence_correlation import influence
@@ -58,6 +59,7 @@ __all__ = [
     "effects",
     "eps_sweep",
     "estimate",
+    "experts",
     "find_crossing",
     "floating",
     "flow",

@@ -30,6 +30,7 @@ from floatscope.analysis.anchor_tables import (
 from floatscope.analysis.commit_order import arness, commits, coupling, order
 from floatscope.analysis.depth import predicting_rows, structure, token_classes
 from floatscope.analysis.detectors import Detector
+from floatscope.analysis.expert_choice import experts
 from floatscope.analysis.floating import floating_index, top_keys
 from floatscope.analysis.heads import head_activity, masked_rows
 from floatscope.analysis.influence_correlation import influence
@@ -73,12 +74,14 @@ ANALYSES: dict[str, Callable[[TraceView], pd.DataFrame]] = {
     "arness": arness,
     "coupling": coupling,
     "influence": influence,
+    "experts": experts,
 }
 """The tables computed trace by trace; `floating` and `attribution` are computed from `top_keys` and `qk`."""
 
 APPLIES_TO: dict[str, Callable[[TraceView], bool]] = {
     "masked_rows": lambda view: bool(view.is_masked.any()),
     "influence": lambda view: "influence" in view.trace.arrays,
+    "experts": lambda view: "expert_ids" in view.trace.arrays,
 }
 """Tables of some traces only; elsewhere they do not count as missing."""
 

@@ -1,7 +1,7 @@
 """Studies: the fixed experiments of `floatscope study`, and a sentence per model about their results.
 
     STUDIES["sinks"].title                           # "Anchors masked"
-    STUDIES["sinks"].summarise(effects([folder]))    # ["masking anchors costs twin:arm, in points more than …"]
+    STUDIES["sinks"].summarise(effects([folder]))    # ["masking anchors instead of other keys …: twin:arm, 5: loses …"]
 
 `pipelines.studies` plans and runs them; this module reads their tables of effects.
 """
@@ -42,7 +42,7 @@ class Study:
 def summarise_sinks(table: pd.DataFrame) -> list[str]:
     """Return what masking anchors costs, by their number and by their type."""
     numbers, types = _split_by_value(table)
-    return [*_summarise_costs(numbers, "masking anchors"), *_summarise_costs(types, "masking anchors, by type,")]
+    return [*_summarise_costs(numbers, "masking anchors"), *_summarise_costs(types, "masking anchors by type")]
 
 
 def summarise_heads(table: pd.DataFrame) -> list[str]:
@@ -59,10 +59,10 @@ def summarise_pin(table: pd.DataFrame) -> list[str]:
         count = int(((rows["acc_effect_low"] > 0) | (rows["acc_effect_high"] < 0)).sum())
         where = ", ".join(filter(None, (worst["condition"], worst["subset"])))
         sentences.append(
-            f"pinning anchors costs {model} {_format_cost(worst)} points more than {_describe_control(worst)} where it"
-            f" costs most ({where}); {count} of {len(rows)} such intervals exclude 0"
+            f"pinning anchors instead of {_describe_control(worst)}: at worst {model} {_format_change(worst)}, in"
+            f" {where}; {count} of {len(rows)} such intervals exclude 0"
         )
-    return [*sentences, *_summarise_costs(types, "pinning anchors, by type,")]
+    return [*sentences, *_summarise_costs(types, "pinning anchors by type")]
 
 
 def summarise_dormant(table: pd.DataFrame) -> list[str]:
@@ -96,15 +96,15 @@ def summarise_blank(table: pd.DataFrame) -> list[str]:
 
 
 def _summarise_costs(table: pd.DataFrame, edit: str, control: str = "") -> list[str]:
-    """What each condition costs relative to its controls, with the doses; relative to as many random keys as well."""
+    """What each condition loses or gains against its controls, with the doses; against as many random keys as well."""
     sentences = []
     for model, rows in _controlled_conditions(table):
         each = [row for _, row in rows.iterrows()]
-        costs = ", ".join(f"{_label(row)} {_format_cost(row)}" for row in each)
-        sentence = f"{edit} costs {model}, in points more than {control or _describe_control(each[0])}: {costs}"
+        changes = ", ".join(f"{_label(row)}: {_format_change(row)}" for row in each)
+        sentence = f"{edit} instead of {control or _describe_control(each[0])}: {model}, {changes}"
         if each[0].get("control") == MASS and not pd.isna(each[0].get("acc_effect_count", math.nan)):
-            costs = ", ".join(f"{_label(row)} {_format_cost(row, '_count')}" for row in each)
-            sentence += f"; in points more than {CONTROLS[COUNT]}: {costs}"
+            changes = ", ".join(f"{_label(row)}: {_format_change(row, '_count')}" for row in each)
+            sentence += f"; instead of {CONTROLS[COUNT]}: {changes}"
         sentences.append(sentence)
     return sentences
 
@@ -116,7 +116,7 @@ def _split_by_value(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 def _label(row: pd.Series) -> str:
     """The number of a condition, or else its type."""
-    return str(row["series"]) if pd.isna(row["value"]) else f"{row['value']:g}:"
+    return str(row["series"]) if pd.isna(row["value"]) else f"{row['value']:g}"
 
 
 def _describe_control(row: pd.Series) -> str:
@@ -128,9 +128,13 @@ def _controlled_conditions(table: pd.DataFrame, effect: str = "acc_effect") -> l
     return [(str(model), rows) for model, rows in table[table[effect].notna()].groupby("model", sort=False)]
 
 
-def _format_cost(row: pd.Series, suffix: str = "") -> str:
-    """The cost in percentage points, which is the effect with the opposite sign, and the doses."""
-    return _format_interval(row, f"acc_effect{suffix}", -100.0, 0) + _format_doses(row, suffix)
+def _format_change(row: pd.Series, suffix: str = "") -> str:
+    """`loses 39 points [16, 59]` or `gains 3 points [−6, 12]`, the interval in the same direction; and the doses."""
+    name = f"acc_effect{suffix}"
+    effect = row[name]
+    mean, *interval = _format_interval(row, name, 100.0 if effect > 0 else -100.0, 0).split(" ", 1)
+    verb = "changes by" if mean == "0" else "gains" if effect > 0 else "loses"
+    return " ".join([verb, mean, "point" if mean == "1" else "points", *interval]) + _format_doses(row, suffix)
 
 
 def _format_doses(row: pd.Series, suffix: str = "") -> str:

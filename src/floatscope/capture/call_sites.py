@@ -76,12 +76,18 @@ class CallSites:
         """The name of the innermost running module, for messages."""
         return self.names[self.current] if self.current is not None else "outside the model"
 
+    @property
+    def block_name(self) -> str | None:
+        """The name of the innermost running block; None outside of blocks."""
+        block = self._running_block()
+        return None if block is None else self.names[block.module]
+
     def layer(self, module: nn.Module | None, heads: int, dim: int) -> Layer:
         """Describe the attention call of a module with `heads` heads of `dim` value dimensions."""
         if module is None:
             return Layer("outside the model")
         name = self._count_call(module)
-        return Layer(name, lambda: self._gram(module, heads, dim), lambda: self._residual_norms())
+        return Layer(name, self.block_name, lambda: self._gram(module, heads, dim), lambda: self._residual_norms())
 
     def run(self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the forward of a module as the innermost one, and tell the observer if it is the outermost too."""
@@ -118,11 +124,15 @@ class CallSites:
             )
         return f"{name} (call {count})"
 
+    def _running_block(self) -> Run | None:
+        return next((run for run in reversed(self.running) if run.module in self.blocks), None)
+
     def _residual_norms(self) -> Tensor | None:
         """Norms of the residual stream that entered the innermost running block."""
-        stream = next((run.stream for run in reversed(self.running) if run.module in self.blocks), None)
-        if stream is None:
+        block = self._running_block()
+        if block is None or block.stream is None:
             return None
+        stream = block.stream
         wide = torch.promote_types(stream.dtype, torch.float32)
         norms: Tensor = torch.linalg.vector_norm(stream.detach(), dim=-1, dtype=wide)
         return norms.float()

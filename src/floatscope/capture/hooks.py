@@ -28,6 +28,7 @@ from torch.overrides import TorchFunctionMode
 from floatscope.capture.attention import AttentionCall
 from floatscope.capture.block_causal import block_causal_name, block_visibility, find_block_size, valid_keys
 from floatscope.capture.call_sites import CallSites, ForwardObserver, track_sites
+from floatscope.capture.experts import track_experts
 from floatscope.capture.parallel import check_not_split
 from floatscope.capture.visibility import Rule, Visibility
 from floatscope.capture.watcher import Layer, Watcher
@@ -108,7 +109,12 @@ def _register_watcher(
             "this model is already being watched; first leave the other `watch` block, or finish or discard the other"
             " decoding"
         )
-    with track_sites(module, every_module=every_module, observer=observer) as sites:
+    with ExitStack() as tracking:
+        sites = tracking.enter_context(track_sites(module, every_module=every_module, observer=observer))
+        if watcher.watch.captures_experts:
+            tracking.enter_context(
+                track_experts(module, lambda routing: watcher.record_routing(sites.block_name, routing))
+            )
         _watchers.update(dict.fromkeys(submodules, (watcher, sites)))
         try:
             yield sites

@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -30,6 +29,7 @@ from floatscope.capture import blocked, key_stats_kernel
 from floatscope.capture.attention import AttentionCall, full_precision
 from floatscope.capture.backends import BACKENDS, log_backend, reduce_attention
 from floatscope.capture.edited_attention import attend_with_edits
+from floatscope.capture.experts import Routing
 from floatscope.capture.key_stats import KeyStats, compute_key_stats
 from floatscope.capture.plan import Baseline, Plan, build_plan, can_share_plan
 from floatscope.capture.reducer import Reducer
@@ -44,7 +44,7 @@ from floatscope.capture.reductions import (
 from floatscope.capture.verify import check_call
 from floatscope.capture.visibility import Visibility
 from floatscope.errors import UserError, unknown_choice
-from floatscope.schema import FIELDS, SHARED, MaskKind, check_fields, fields_at_level
+from floatscope.schema import EXPERT_FIELDS, FIELDS, SHARED, MaskKind, check_fields, fields_at_level
 
 CHUNK_BYTES = 2**26
 """`finish` handles layers together up to this much received attention: few launches, bounded memory."""
@@ -65,6 +65,7 @@ class Watch:
         backend: "auto", "triton", "blocked" or "dense".
         influence: also capture how far the logit of each committed token moves with the embedding of each position.
             This takes a second forward per step, with gradients, and a backward per commit.
+        experts: also capture which experts of a mixture process each token, and with which weights.
 
     Example:
         watch = fs.Watch(level="heads")
@@ -78,6 +79,7 @@ class Watch:
     verify: bool = False
     backend: str = "auto"
     influence: bool = False
+    experts: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.fields, str):
@@ -104,8 +106,14 @@ class Watch:
 
     @property
     def selected_fields(self) -> tuple[str, ...]:
-        """The names of the fields to capture: `fields`, or those of `level`."""
-        return fields_at_level(self.level) if self.fields is None else self.fields
+        """The names of the fields to capture: `fields`, or those of `level`; and those of the experts."""
+        fields = fields_at_level(self.level) if self.fields is None else self.fields
+        return tuple(dict.fromkeys((*fields, *EXPERT_FIELDS))) if self.experts else fields
+
+    @property
+    def captures_experts(self) -> bool:
+        """Whether a field of the experts is selected."""
+        return not set(EXPERT_FIELDS).isdisjoint(self.selected_fields)
 
     @property
     def field_names(self) -> tuple[str, ...]:
@@ -117,11 +125,13 @@ class Watch:
 class Layer:
     """Where an attention call happens. The functions return None if the model does not show what they need.
 
+    block           the name of the block that holds it; None outside of blocks
     output_gram     returns W_OᵀW_O per head, [head, dim, dim]
     residual_norms  returns the norms of the residual stream that enters the layer, [batch, query]
     """
 
     name: str
+    block: str | None = None
     output_gram: Callable[[], Tensor | None] = lambda: None
     residual_norms: Callable[[], Tensor | None] = lambda: None
 
@@ -176,6 +186,8 @@ class Watcher:
             self._cached_carry = []
         self._first_row = _first_candidate_row(canvas) if self.predicting_rows and first_row is None else first_row or 0
         self.layers, self._layer_visibility = [], []
+        self._blocks: list[str | None] = []  # of each layer
+        self._routing: dict[str | None, Routing] = {}  # of each block
 
     @property
     def is_watching(self) -> bool:
@@ -200,6 +212,17 @@ class Watcher:
                 self._reduce(_detach(call), result.output.detach(), result.lse, layer, self._canvas)
         return result.output
 
+    def record_routing(self, block: str | None, routing: Routing) -> None:
+        """Store the choice of a block's router; outside of a watched forward nothing is stored."""
+        if self._canvas is None:
+            return
+        if block in self._routing:
+            raise UserError(
+                f"block '{block}' calls experts more than once in one forward, so a token has no single choice of"
+                " experts; leave experts out"
+            )
+        self._routing[block] = routing
+
     def discard(self) -> None:
         """End the step without a result, after a forward that failed."""
         self._canvas = None
@@ -223,9 +246,11 @@ class Watcher:
             for v, baseline in enumerate(baselines):  # once per visibility, with the first layer that has it
                 first = self._layer_visibility.index(v)
                 layers[first] |= {name: getattr(baseline, name) for name in SHARED if name in self.fields}
+            for i, fields in self._build_expert_fields(canvas).items():
+                layers[i] |= fields
             self._check_mass(canvas)  # last, because it waits for the device
         reductions = tuple(Reductions(i, layers[i] | self._layer_fields[i]) for i in range(len(layers)))
-        self._sums, self._calls, self._layer_fields = [], [], []
+        self._sums, self._calls, self._layer_fields, self._routing = [], [], [], {}
         masks = tuple(plan.visibility.structure for plan in self._plans)
         queries = max((plan.visibility.queries for plan in self._plans), default=0)
         return StepCapture(reductions, tuple(self._layer_visibility), masks, queries)
@@ -258,8 +283,7 @@ class Watcher:
         if result.attended_carry is not None:
             fields["rollout"] = self._carry_out(index, result.attended_carry, plan)
         if "residual" in self.fields and (norms := layer.residual_norms()) is not None:
-            cached = visibility.keys - norms.shape[1]  # rows of earlier steps are not in this forward
-            fields["residual"] = F.pad(norms, (cached, 0), value=torch.nan) if cached else norms
+            fields["residual"] = _prepend_cached(norms, visibility.keys, torch.nan)
         for reducer in self.watch.reducers:
             fields[reducer.name] = reducer.run(call, lse)
         if "matrix" in self.fields:
@@ -278,6 +302,7 @@ class Watcher:
             self._calls.append(replace(call, query=query, value=call.key, visibility=visibility, edits=edits))
         self._layer_fields.append(fields)
         self.layers.append(layer.name)
+        self._blocks.append(layer.block)
         self._layer_visibility.append(plan_index)
 
     def _compute_key_stats(
@@ -315,6 +340,33 @@ class Watcher:
                 by_layer = {name: value.unbind(0) for name, value in fields.items()}
                 out += [{name: values[i] for name, values in by_layer.items()} for i in range(len(chunk))]
         return out
+
+    def _build_expert_fields(self, canvas: CanvasState) -> dict[int, dict[str, Tensor]]:
+        """Layer → its expert fields. The experts of a block belong to its attention, the last if it has several."""
+        layer_of_block = {block: i for i, block in enumerate(self._blocks)}
+        if self._routing and not self._routing.keys() & layer_of_block.keys():
+            raise UserError(
+                f"the experts of {', '.join(map(repr, self._routing))} are in blocks without attention, so they belong"
+                " to no layer of the trace; leave experts out"
+            )
+        built = {}
+        for block, routing in self._routing.items():
+            if block not in layer_of_block:  # a layer of another kind, such as a state space
+                continue
+            i = layer_of_block[block]
+            visibility, batch = self._plans[self._layer_visibility[i]].visibility, len(canvas.tokens)
+            if len(routing.ids) != batch * visibility.queries:
+                raise UserError(
+                    f"the experts of '{block}' get {len(routing.ids)} tokens, but its attention has"
+                    f" {batch} × {visibility.queries} rows; leave experts out"
+                )
+            values = {"expert_ids": (routing.ids, -1), "expert_weights": (routing.weights, torch.nan)}
+            built[i] = {
+                name: _prepend_cached(value.unflatten(0, (batch, visibility.queries)), visibility.keys, fill)
+                for name, (value, fill) in values.items()
+                if name in self.fields
+            }
+        return built
 
     def _carry_into(self, index: int, plan: Plan) -> Tensor | None:
         """The rollout as it enters this layer, on all keys; None when `rollout` is not captured."""
@@ -381,6 +433,12 @@ def _first_candidate_row(canvas: CanvasState) -> int:
 def _compute_predicting_rows(call: AttentionCall, commits: Commits) -> Float[Tensor, "commit head key"]:
     """The predicting rows of one layer; the queries of a stored call are the last positions of the canvas."""
     return blocked.compute_rows(call, commits.sample, commits.row - (call.visibility.keys - call.visibility.queries))
+
+
+def _prepend_cached(rows: Tensor, keys: int, fill: float | int) -> Tensor:
+    """Fill up the rows of a forward, [batch, query, …], with those of cached positions, which it did not compute."""
+    cached = keys - rows.shape[1]
+    return torch.cat([rows.new_full((len(rows), cached, *rows.shape[2:]), fill), rows], 1) if cached else rows
 
 
 def _detach(call: AttentionCall) -> AttentionCall:

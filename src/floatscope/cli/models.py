@@ -1,9 +1,13 @@
-"""`floatscope models`: which checkpoints can be opened, or what one of them is and can do."""
+"""`floatscope models`: which checkpoints can be opened, or what an architecture or a checkpoint is and can do."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,7 +18,9 @@ from floatscope.errors import escape_controls
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from floatscope.models.architectures import Architecture
     from floatscope.models.description import Description
+    from floatscope.models.example_checkpoints import Example
 
 
 def models(
@@ -22,7 +28,7 @@ def models(
         str | None,
         typer.Argument(
             metavar="MODEL",
-            help="A hub id, a folder, a .gguf file, twin:NAME, smollm2:NAME or BASE+ADAPTER.",
+            help="An architecture, a hub id, a folder, a .gguf file, twin:NAME, smollm2:NAME or BASE+ADAPTER.",
             show_default=False,
         ),
     ] = None,
@@ -37,15 +43,21 @@ def models(
     revision: Annotated[str | None, o.Opt(help="Branch, tag or commit of a hub checkpoint.")] = None,
     as_json: o.AsJson = False,
 ) -> None:
-    """List what can be opened, or describe one checkpoint.
+    """List what can be opened, or describe one architecture or checkpoint.
 
     No weights are read, and none are fetched from the hub.
     """
     from rich.console import Console
 
+    from floatscope.models.architectures import ARCHITECTURES, REMOTE_CODE
+
     console = Console(highlight=False)
+    architectures = {row.name: row for row in (*ARCHITECTURES, REMOTE_CODE)}
     if name is None:
-        _print_architectures(console, as_json)
+        _print_architectures(console, list(architectures.values()), as_json)
+        return
+    if name in architectures and not Path(name).exists():
+        _print_architecture(console, architectures[name], as_json)
         return
     o.check_model(name)
     with show_status(f"opening {name}"):
@@ -58,38 +70,89 @@ def models(
         _print_description(console, description)
 
 
-def _print_architectures(console: Console, as_json: bool) -> None:
+def _print_architectures(console: Console, rows: Sequence[Architecture], as_json: bool) -> None:
+    """Print two or three lines per architecture: its facts in columns, and below them what it opens, in full width."""
+    from rich.padding import Padding
     from rich.table import Table
 
-    from floatscope.models.architectures import ARCHITECTURES, REFUSED, REMOTE_CODE
+    from floatscope.models.architectures import REFUSED
+    from floatscope.models.example_checkpoints import EXAMPLES
 
-    rows = [*ARCHITECTURES, REMOTE_CODE]
     if as_json:
-        opened = [
-            {
-                "architecture": row.name,
-                "opens": row.opens,
-                "paradigm": row.paradigm,
-                "shift": row.shift,
-                "mask": row.mask_source,
-                "attends": row.attends,
-                "watched": row.watched,
-            }
-            for row in rows
-        ]
         refused = [{"name": refusal.name, "reason": refusal.reason} for refusal in REFUSED]
-        typer.echo(json.dumps({"opened": opened, "refused": refused}, indent=1))
+        typer.echo(json.dumps({"opened": [_architecture_facts(row) for row in rows], "refused": refused}, indent=1))
         return
-    columns = ("architecture", "opens", "paradigm", "attends", "row p predicts", "mask id from", "can be watched")
-    table = Table(*columns, box=None, pad_edge=False)
+    widths = {"architecture": 14, "paradigm": 10, "block": 12, "row p predicts": 16, "mask id": 20, "watched": 8}
+    console.print("[bold]" + "".join(title.ljust(width) for title, width in widths.items()).rstrip())
     for row in rows:
-        predicts = "p + 1" if row.shift else "p"
-        table.add_row(row.name, row.opens, row.paradigm, row.attends, predicts, row.mask_source, row.watched)
-    console.print(table, "")
+        is_watched = "yes" if row.watched == "yes" else "some"
+        cells = (row.name, row.paradigm, row.block_label, _predicts(row), row.mask_label, is_watched)
+        line = "".join(cell.ljust(width) for cell, width in zip(cells, widths.values(), strict=True))
+        console.print(line.rstrip(), soft_wrap=True)
+        console.print(Padding(row.opens, (0, 0, 0, 2)))
+        if examples := EXAMPLES.get(row.name):
+            console.print(Padding(f"[dim]{_join_examples(examples)}[/dim]", (0, 0, 0, 2)))
+        if row.watched != "yes":
+            console.print(Padding(f"[dim]can be watched: {row.watched}[/dim]", (0, 0, 0, 2)))
     refused_table = Table("refused", "reason", box=None, pad_edge=False)
     for refusal in REFUSED:
         refused_table.add_row(refusal.name, refusal.reason)
-    console.print(refused_table)
+    console.print("", refused_table, "")
+    console.print("floatscope models NAME describes an architecture or a checkpoint, --json prints all facts.")
+
+
+def _print_architecture(console: Console, row: Architecture, as_json: bool) -> None:
+    from rich.table import Table
+
+    facts = _architecture_facts(row)
+    if as_json:
+        typer.echo(json.dumps(facts, indent=1))
+        return
+    table = Table("", "", box=None, pad_edge=False, show_header=False)
+    table.add_row("architecture", row.name)
+    table.add_row("opens", row.opens)
+    for i, example in enumerate(facts["examples"]):
+        table.add_row("" if i else "checkpoints", f"{example['name']} ({example['parameters']})")
+    table.add_row("class", row.transformers_class if row.transformers_class.isidentifier() else "its own")
+    table.add_row("paradigm", row.paradigm.label)
+    table.add_row("attends", row.attends)
+    table.add_row("row p predicts", f"position {_predicts(row)}")
+    table.add_row("mask id", row.mask_source or "none")
+    table.add_row("experts", "one tensor each in the files; `--experts` records them" if row.has_experts else "none")
+    table.add_row("can be watched", row.watched)
+    if row.note:
+        table.add_row("note", row.note)
+    console.print(table)
+
+
+def _architecture_facts(row: Architecture) -> dict[str, Any]:
+    from floatscope.models.example_checkpoints import EXAMPLES
+
+    return {
+        "architecture": row.name,
+        "opens": row.opens,
+        "examples": [asdict(example) for example in EXAMPLES.get(row.name, ())],
+        "class": row.transformers_class,
+        "paradigm": row.paradigm,
+        "shift": row.shift,
+        "mask": row.mask_source,
+        "mask_id": row.published.mask_id,
+        "attends": row.attends,
+        "block_size": row.published.block_size,
+        "experts": row.has_experts,
+        "watched": row.watched,
+        "note": row.note,
+    }
+
+
+def _join_examples(examples: Sequence[Example]) -> str:
+    """Examples with the same parameters share them: "a, b (8 B)"."""
+    groups = groupby(examples, key=lambda example: example.parameters)
+    return ", ".join(f"{', '.join(each.name for each in group)} ({parameters})" for parameters, group in groups)
+
+
+def _predicts(row: Architecture) -> str:
+    return "p + 1" if row.shift else "p"
 
 
 def _print_description(console: Console, description: Description) -> None:

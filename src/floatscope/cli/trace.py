@@ -19,6 +19,9 @@ def trace(
     influence: Annotated[
         bool, o.Opt("--influence", help="Also store the gradient of each committed token's logit.")
     ] = False,
+    experts: Annotated[
+        bool, o.Opt("--experts", help="Also store which experts of a mixture process each token.")
+    ] = False,
     untrained_controls: Annotated[
         int, o.Opt(min=0, metavar="N", help="Also trace N untrained controls: fresh weights, same architecture.")
     ] = 0,
@@ -61,7 +64,7 @@ def trace(
         loaded,
         prompt if questions is None else questions.samples,
         out,
-        watch=Watch(level, influence=influence),
+        watch=Watch(level, influence=influence, experts=experts),
         controls=range(untrained_controls),
         redo_damaged=redo_damaged,
         source={} if data is None else reading.describe(data),

@@ -128,6 +128,25 @@ class Architecture:
             return f"in blocks of {size}, or of config.json's {names}"
         return "up to itself" if self.paradigm is Paradigm.ARM else "to all"
 
+    @property
+    def block_label(self) -> str:
+        """The block size in a word: a number if the files name none, or where it comes from."""
+        if not self.block_settings:
+            return "none"
+        if self.published.block_size is not None:
+            return str(self.published.block_size)
+        return "files" if self.block_names == NEVER else "block_size="
+
+    @property
+    def mask_label(self) -> str:
+        """Where the mask id comes from, in a few words."""
+        if not self.mask_source or self.paradigm is Paradigm.ARM:
+            return "none"
+        if "," not in self.mask_source:
+            return "the tokenizer" if self.mask_source.startswith("the tokenizer") else self.mask_source
+        published = self.published.mask_id
+        return "files" if published is None else f"files, else {published}"
+
 
 NATIVE_CLASSES = {"DiTForMaskedLM": "floatscope.models.dit"}
 """Classes that transformers does not have, and their modules."""

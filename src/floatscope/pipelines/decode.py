@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from floatscope.canvas import Regions, build_canvas
+from floatscope.capture.experts import find_experts
 from floatscope.capture.influence import input_embedding
 from floatscope.capture.watcher import Watch
 from floatscope.errors import UserError
@@ -95,6 +96,8 @@ def decode(
         raise UserError(f"{spec.name} has no mask token; open it with mask_id=")
     if watch is not None and watch.influence:
         input_embedding(model.module)  # raises if the model has none
+    if watch is not None and watch.captures_experts:
+        find_experts(model.module)  # raises if the model has none
     # 1. Settings. Infilling appends nothing and uses no chat template by default; targets set the number of new tokens.
     if infill:
         if sampling is None and settings.get("new_tokens") is None:

@@ -29,7 +29,9 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from floatscope.capture.experts import find_experts
 from floatscope.capture.watcher import Watch
+from floatscope.compat import experts_per_token
 from floatscope.errors import UserError
 from floatscope.files.sizes import format_size
 from floatscope.models.model import Model
@@ -133,6 +135,8 @@ def plan_trace(
     """
     if not isinstance(model, Model):
         raise UserError(f"trace needs a floatscope Model (fs.load), got {type(model).__name__}")
+    if watch is not None and watch.captures_experts:
+        find_experts(model.module)  # raises if the model has none
     given = {name: value for name, value in settings.items() if value is not None}
     if "sampling" not in given:
         given.setdefault("stop", False)
@@ -300,12 +304,15 @@ class TraceJob(Job):
 
     @cached_property
     def forecast(self) -> Forecast | None:
-        """The size of all runs together, at most (token editing adds to it); None where the model's config names no
-        layers and heads."""
+        """The size of all runs together, at most (token editing adds to it); None where the model's config does not
+        say how many layers, heads or experts it has."""
         part = self.parts[0]
         config: Any = getattr(part.model.module, "config", None)
         layers, heads = (getattr(config, f"num_{kind}", None) for kind in ("hidden_layers", "attention_heads"))
         if not isinstance(layers, int) or not isinstance(heads, int):
+            return None
+        experts = experts_per_token(config) if part.watch.captures_experts else 0
+        if experts is None:
             return None
         layout, prompt = part.layout, round(np.mean([len(item.ids) for item in part.items]))
         to_fill = layout.length(prompt) - prompt - len(layout.suffix)  # token editing adds to it
@@ -322,6 +329,7 @@ class TraceJob(Job):
             queries=prompt if layout.grows else None,
             positions=layout.length(prompt) if layout.grows else None,
             influence=part.watch.influence,
+            experts=experts,
         )
 
     def check_disk_space(self) -> None:

@@ -40,7 +40,7 @@ def watch(module: nn.Module | Model, *, mask_id: int | None = None, **settings: 
         module: a torch module or a floatscope `Model`.
         mask_id: the mask token of a masked diffusion model; it marks masked positions, and tells a step of denoising
             from a new prompt. The default is that of the `Model`.
-        **settings: fields of `fs.Watch` (level, fields, backend, verify, reducers), without `influence`.
+        **settings: fields of `fs.Watch` (level, fields, backend, verify, reducers, experts), without `influence`.
 
     Yields:
         A `WatchSession`; read its `traces` after the block.

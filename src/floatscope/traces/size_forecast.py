@@ -18,7 +18,7 @@ import numpy as np
 
 from floatscope.errors import UserError
 from floatscope.files.sizes import format_size, parse_size
-from floatscope.schema import FIELDS, GROUPS, LEVELS, RANKS, check_fields, fields_at_level
+from floatscope.schema import EXPERT_FIELDS, FIELDS, GROUPS, LEVELS, RANKS, check_fields, fields_at_level
 from floatscope.traces.trace_fields import COORDS, OPTIONAL_FIELDS, TRACE_FIELDS, stored_axes
 
 DEFAULT_BUDGET = 8 * 1024**3
@@ -40,6 +40,7 @@ def forecast(
     visibilities: int = 1,
     positions: int | None = None,
     influence: bool = False,
+    experts: int = 0,
 ) -> Forecast:
     """Return the size of a run that stores a level (default "summary") or the named `fields`.
 
@@ -52,6 +53,7 @@ def forecast(
         visibilities: attention masks that differ between layers.
         positions: the length of the canvas after the last step; default: `keys`; one more if the canvas grew.
         influence: whether the influence is stored too.
+        experts: the experts of a token, if they are stored too.
 
     Returns:
         The size, field by field: `size.total`, `print(size)`, `size.check("1GiB")`.
@@ -65,9 +67,12 @@ def forecast(
         raise UserError(f'give level="{level}" or the fields ({", ".join(fields)}), not both')
     level = None if fields is not None else level or "summary"
     field_names = check_fields(tuple(fields)) if fields is not None else fields_at_level(level or "summary")
+    if experts:
+        field_names = tuple(dict.fromkeys((*field_names, *EXPERT_FIELDS)))
     sizes = {axis: len(names) for axis, names in COORDS.items()}
     sizes |= {"step": steps, "layer": layers, "head": heads, "group": groups, "key": keys, "rank": RANKS}
     sizes |= {"region": regions, "key_region": regions, "commit": commits, "visibility": visibilities}
+    sizes |= {"expert_rank": experts}
     sizes |= {"query": keys if queries is None else queries, "position": keys if positions is None else positions}
     for axis, size in {"sample": samples, **sizes}.items():
         if size < 0:
@@ -159,7 +164,8 @@ class Forecast:
         return f"Not even one step of one sample fits: {raised}"
 
     def _with_level(self, level: str) -> Forecast:
-        return replace(self, level=level, names=fields_at_level(level))
+        experts = (name for name in self.names if name in EXPERT_FIELDS)
+        return replace(self, level=level, names=(*fields_at_level(level), *experts))
 
     def _max_steps(self, limit: int) -> int:
         """The most steps that fit; the size is a constant plus an equal part per step."""

@@ -20,7 +20,16 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from floatscope.errors import UserError, unknown_choice
-from floatscope.schema import FIELDS, MIN_ANCHOR_LIFT, MIN_VISIBLE_ROWS, MaskKind, MaskStructure, RowSource, State
+from floatscope.schema import (
+    FIELDS,
+    MIN_ANCHOR_LIFT,
+    MIN_VISIBLE_ROWS,
+    ON_REQUEST,
+    MaskKind,
+    MaskStructure,
+    RowSource,
+    State,
+)
 from floatscope.traces.upgrade import infer_masks
 
 if TYPE_CHECKING:
@@ -118,7 +127,9 @@ class Trace:
     def require(self, name: str, remedy: str = "") -> Array:
         """Return a stored array; raise a `UserError` with a remedy if the trace does not store it."""
         if name not in self.arrays:
-            remedy = remedy or f'it is part of level="{FIELDS[name].level}" and above'
+            level = FIELDS[name].level
+            by_level = f'it is part of level="{level}" and above'
+            remedy = remedy or ("trace with --experts, or fs.Watch(experts=True)" if level == ON_REQUEST else by_level)
             raise UserError(f"the trace of '{self.sample}' does not store '{name}': {remedy}")
         return self.arrays[name]
 

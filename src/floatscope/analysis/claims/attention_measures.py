@@ -77,7 +77,7 @@ def gold_ratio(tables: Tables) -> pd.DataFrame:
     """Return the attention of the predicting rows on the gold passage relative to uniform, without the first token."""
     table = tables["predicting_rows"]
     rows, first = _select(table, region="gold"), _select(table, region="bos")
-    both = rows.join(first.set_index(["sample", "layer"])[["mass", "base"]], on=["sample", "layer"], rsuffix="_first")
+    both = rows.merge(first[["sample", "layer", "mass", "base"]], "left", ["sample", "layer"], suffixes=("", "_first"))
     outside, base = (1 - both[f"{column}_first"].fillna(0) for column in ("mass", "base"))
     return both.assign(ratio=both["mass"] / outside / (both["base"] / base))
 
