@@ -4,6 +4,7 @@
     CanvasState   what the model is about to see: tokens, position states, regions, step, block
     Commits       the tokens a step writes: sample, position, predicting row, token, confidence
     Step          a canvas before and after its commits
+    EndAlignment  moves the canvases of a batch so that all end at the last column
     Groups        query groups: whose attention is added up, as weights [batch, query, group]
     Reductions    the fields of one attention layer at one step
     StepCapture   what was captured in one step: the reductions of all layers, and their masks
@@ -21,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from floatscope.errors import UserError
@@ -247,6 +248,66 @@ class Step:
         sample, position = self.commits.sample, self.commits.position
         width = is_committed.shape[1]  # an ARM commits after its canvas
         return (position < width) & is_committed[sample, position.clamp_max(width - 1)]
+
+
+def move_columns(
+    x: Shaped[Tensor, "batch column *rest"], offset: Int[Tensor, " batch"], width: int, fill: float | int = 0
+) -> Shaped[Tensor, "batch width *rest"]:
+    """The columns of each sample moved right by its offset, `width` columns in all; `fill` where none moves in."""
+    source = torch.arange(width, device=x.device) - offset.to(x.device)[:, None]  # [batch, width]
+    is_inside = (source >= 0) & (source < x.shape[1])
+    if not x.shape[1]:
+        return x.new_full((len(x), width, *x.shape[2:]), fill)
+    moved = x[torch.arange(len(x), device=x.device)[:, None], source.clamp(0, x.shape[1] - 1)]
+    return moved.masked_fill(~is_inside.view(*source.shape, *(1,) * (x.ndim - 2)), fill)
+
+
+@dataclass(frozen=True)
+class EndAlignment:
+    """Moves the canvases of a batch so that each of them ends at the last column.
+
+    A forward over a cache of finished blocks sees them so: its rows are the last columns, whatever block a sample is
+    in.
+
+    offset  how far each canvas moves to the right
+    width   the number of columns: the length of the longest canvas
+    """
+
+    offset: Int[Tensor, " batch"]
+    width: int
+
+    @staticmethod
+    def from_canvas(canvas: CanvasState) -> EndAlignment:
+        """The alignment of these canvases."""
+        valid = canvas.valid.long()
+        stop = (valid * torch.arange(1, valid.shape[1] + 1, device=valid.device)).amax(-1)
+        width = int(valid.sum(-1).max())
+        return EndAlignment(width - stop, width)
+
+    def move_canvas(self, canvas: CanvasState) -> CanvasState:
+        """The aligned canvases."""
+        member = canvas.regions.member
+        return replace(
+            canvas,
+            tokens=move_columns(canvas.tokens, self.offset, self.width),
+            states=move_columns(canvas.states, self.offset, self.width, int(State.PAD)),
+            regions=replace(
+                canvas.regions, member=None if member is None else move_columns(member, self.offset, self.width)
+            ),
+            block=None if canvas.block is None else (canvas.block + self.offset[:, None]).where(canvas.block >= 0, -1),
+        )
+
+    def move_step(self, step: Step) -> Step:
+        """The step with its canvases aligned, and its commits at their columns."""
+        commits, offset = step.commits, self.offset[step.commits.sample]
+        commits = replace(commits, position=commits.position + offset, row=commits.row + offset)
+        return Step(self.move_canvas(step.before), self.move_canvas(step.after), commits)
+
+    def move_back(
+        self, x: Shaped[Tensor, "batch column"], width: int, fill: float | int
+    ) -> Shaped[Tensor, "batch width"]:
+        """Values of aligned columns at the columns where the canvases came from."""
+        return move_columns(x, -self.offset, width, fill)
 
 
 Forward = Callable[[CanvasState, slice], Float[Tensor, "batch row vocabulary"]]

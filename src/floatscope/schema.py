@@ -55,10 +55,12 @@ class Paradigm(StrEnum):
 
 
 class RowSource(StrEnum):
-    """Which rows the forward of a step computes: all rows of the canvas, or the new ones, with the others cached."""
+    """Which rows the forward of a step computes: all rows of the canvas; the new ones, with the others cached; or those
+    of the block that is being filled, at every step again, with the finished blocks cached."""
 
     ALL = "all"
     CACHE = "cache"
+    BLOCK = "block"
 
 
 class MaskKind(StrEnum):

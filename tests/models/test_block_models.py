@@ -278,7 +278,7 @@ def test_what_decoding_refuses(tmp_path, architecture):
     ):
         fs.decode(model, [1] * 120, new_tokens=9)
     with pytest.raises(fs.UserError, match="cannot be cached"):
-        model.cached_forward()
+        fs.load("twin:mdm").cached_forward()
 
 
 def test_a_changed_attention_is_noticed(tmp_path):

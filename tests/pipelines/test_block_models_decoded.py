@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -62,21 +64,24 @@ def test_each_step_equals_a_forward_of_the_whole_canvas(decoded):
         torch.testing.assert_close(step.commits.confidence.double(), expected, rtol=0, atol=1e-5)
 
 
-def test_a_trace_follows_the_visibility_of_blocks(decoded):
+@pytest.mark.parametrize("has_cache", [False, True])
+def test_a_trace_follows_the_visibility_of_blocks(decoded, has_cache):
     """Received and uniform attention against a dense float64 softmax under the rule, pair by pair."""
     model, settings = decoded
+    model = replace(model, spec=replace(model.spec, supports_cache=has_cache))
     out = fs.decode(model, PROMPTS[3], watch=fs.Watch("full"), **settings)
     trace = out.trace
     assert [(mask.kind, mask.size) for mask in trace.masks] == [("block", SIZE)]
     assert trace.arrays["keys"].tolist() == [step.before.tokens.shape[1] for step in out]
     for t, keys in enumerate(trace.arrays["keys"].tolist()):
-        visible = np.array([[j // SIZE <= i // SIZE for j in range(keys)] for i in range(keys)])
+        rows = min(keys, SIZE + model.spec.shift) if has_cache else keys
+        visible = np.array([[j // SIZE <= i // SIZE for j in range(keys)] for i in range(keys - rows, keys)])
         uniform = (visible / visible.sum(1, keepdims=True)).mean(0)
         np.testing.assert_allclose(trace.arrays["uniform"][t, 0, 0, :keys], uniform, atol=1e-6)
         assert trace.arrays["visible_rows"][t, 0, 0, :keys].tolist() == visible.sum(0).tolist()
-        enough = visible.sum(0) >= min(16, keys)
+        enough = visible.sum(0) >= min(16, rows)
         assert (trace.arrays["eligible"][t, 0, 0, :keys] > 0).tolist() == enough.tolist()
-        matrix = trace.arrays["matrix"][t][:, :, :keys, :keys].astype(np.float64)
+        matrix = trace.arrays["matrix"][t][:, :, :rows, :keys].astype(np.float64)
         assert (matrix[..., ~visible] == 0).all()
         np.testing.assert_allclose(matrix.sum(-1), 1, atol=1e-5)
         np.testing.assert_allclose(trace.received()[t, :, :keys], matrix.mean((1, 2)), atol=1e-5)

@@ -241,7 +241,7 @@ def _classify_lifetime(start: int, stop: int, is_anchor: Bool[np.ndarray, "step 
 def _split_share(view: TraceView) -> Float[np.ndarray, " layer"]:
     """The attention of unmasked rows is that of all rows minus the masked ones; steps without either are left out."""
     trace = view.trace
-    n, masked = trace.arrays["queries"], view.is_masked.sum(1)
+    n, masked = trace.arrays["queries"], trace.count_rows("masked")
     has_both = (masked > 0) & (masked < n) & np.isin(np.arange(view.steps), view.steps_with_commits)
     if not has_both.any() or trace.meta.get("rows") == RowSource.CACHE:
         return np.full(len(view.layers), np.nan)
@@ -266,6 +266,6 @@ def _eligible_for_unmasked_rows(view: TraceView) -> Bool[np.ndarray, "layer key"
     visible_rows, visible_masked = (
         trace.require("visible_rows")[:, visibility, group_index(group)] for group in ("all", "masked")
     )
-    unmasked = (trace.arrays["queries"] - view.is_masked.sum(1))[:, None, None]
+    unmasked = (trace.arrays["queries"] - trace.count_rows("masked"))[:, None, None]
     is_eligible = visible_rows - visible_masked >= unmasked.clip(1, MIN_VISIBLE_ROWS)
     return (is_eligible | (unmasked == 0)).all(0)

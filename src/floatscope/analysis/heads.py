@@ -66,7 +66,7 @@ def masked_rows(view: TraceView) -> pd.DataFrame:
     `mass` is what an average masked row gives to the keys in that state at its step, `base` the same under uniform
     attention, their `ratio`. Mean over heads and over the steps with masked rows; a step without such keys counts 0.
     """
-    has_masks = np.asarray(view.is_masked.any(1))  # [step]
+    has_masks = view.trace.count_rows("masked") > 0  # [step]
     if not has_masks.any():
         raise UserError(f"the trace of '{view.sample}' has no masked rows; only masked diffusion models have them")
     states = view.trace.arrays["states"][has_masks]

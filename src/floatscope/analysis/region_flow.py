@@ -11,7 +11,8 @@ layer to regions and multiplies those. Both run over the watched layers; a layer
 input.
 
 A region is read at the steps at which it has rows. Of a cached model, all rows so far count, since causal rows never
-change.
+change. A forward over a cache of finished blocks has the rows of the current block: `flow` is of these rows, the token
+rollout is complete, and the pooled rollout, which needs all rows of each region, is NaN.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ def flow(view: TraceView) -> pd.DataFrame:
     that an earlier row sees, such as windows.
     """
     trace, names = view.trace, _region_names(view.trace)
-    size = _region_sizes(trace)
+    size, rows = _region_sizes(trace), _region_rows(trace)
     per_step = _region_mass(trace, size)
     tokens = np.broadcast_to(size[:, None, None], per_step.shape)
-    mass, tokens, base = (_mean_over_steps(x, size) for x in (per_step, tokens, _uniform_mass(trace, size)))
+    mass, tokens, base = (_mean_over_steps(x, rows) for x in (per_step, tokens, _uniform_mass(trace)))
     return _region_table(view, names, mass=mass, per_token=_divide(mass, tokens), base=base, ratio=_divide(mass, base))
 
 
@@ -84,7 +85,9 @@ def region_importance(view: TraceView) -> pd.DataFrame:
     """
     names, size, token, pooled = _rollouts(view)
     trace, indices = view.trace, _region_indices(view.trace, names)
-    uniform = _roll_out_regions(_uniform_mass(trace, _region_sizes(trace))[:, :, indices][..., indices], size)
+    uniform = _roll_out_regions(_uniform_mass(trace)[:, :, indices][..., indices], size)
+    if _is_partial(trace):
+        uniform = np.full_like(uniform, np.nan)
     member = trace.arrays["region_member"][:, indices]
     shares = {
         "token": (_pool_positions(token[:, -1], size), _uniform_rollout(trace, member).mean(0)),
@@ -131,6 +134,20 @@ def _region_sizes(trace: Trace) -> Int[np.ndarray, "step region"]:
     return sizes
 
 
+def _is_partial(trace: Trace) -> bool:
+    """Whether a step has the rows of its current block only."""
+    return bool(trace.meta.get("rows") == RowSource.BLOCK)
+
+
+def _region_rows(trace: Trace) -> Int[np.ndarray, "step region"]:
+    """The number of rows of each region: those so far, or those of the current block."""
+    size, (keys, queries) = _region_sizes(trace), (trace.arrays[name] for name in ("keys", "queries"))
+    if not _is_partial(trace):
+        return size
+    until = np.pad(np.cumsum(trace.arrays["region_member"], 0), ((1, 0), (0, 0)))
+    return size - until[keys - queries]
+
+
 def _region_mass(
     trace: Trace, size: Int[np.ndarray, "step region"]
 ) -> Float[np.ndarray, "step layer region key_region"]:
@@ -155,6 +172,8 @@ def _rollouts(
     names = partition_regions(view.trace)
     indices, size = _region_indices(view.trace, names), _region_sizes(view.trace)
     token = view.trace.require("rollout")[:, :, indices][..., indices].astype(np.float64)
+    if _is_partial(view.trace):
+        return names, size[:, indices], token, np.full_like(token, np.nan)
     mass = _region_mass(view.trace, size)[:, :, indices][..., indices]
     mass /= mass.sum(-1, keepdims=True)  # 1 up to the rounding of stored values, which many layers would accumulate
     return names, size[:, indices], token, _roll_out_regions(mass, size[:, indices])
@@ -207,17 +226,16 @@ def _pool_positions(
     return np.where(weight > 0, weight * rows, 0.0).sum(1).mean(0)
 
 
-def _uniform_mass(
-    trace: Trace, size: Int[np.ndarray, "step region"]
-) -> Float[np.ndarray, "step layer region key_region"]:
+def _uniform_mass(trace: Trace) -> Float[np.ndarray, "step layer region key_region"]:
     """The mass under uniform attention; NaN where the mask is not known."""
-    member, (first, stop) = trace.arrays["region_member"], _visible_keys(trace)
+    member, (first, stop), count = trace.arrays["region_member"], _visible_keys(trace), _region_rows(trace)
     mass = np.full((*first.shape[:2], member.shape[1], member.shape[1]), np.nan)
-    for t, n in enumerate(trace.arrays["keys"]):
+    for t, (n, queries) in enumerate(zip(trace.arrays["keys"], trace.arrays["queries"], strict=True)):
+        rows = slice(n - queries if _is_partial(trace) else 0, n)
         for v in range(first.shape[1]):
             with np.errstate(invalid="ignore"):
-                mass[t, v] = member[:n].T @ _mean_over_keys(member[:n], first[t, v, :n], stop[t, v, :n])
-                mass[t, v] /= size[t, :, None]
+                mass[t, v] = member[rows].T @ _mean_over_keys(member[:n], first[t, v, rows], stop[t, v, rows])
+                mass[t, v] /= count[t, :, None]
     return mass[:, trace.arrays["layer_visibility"]]
 
 
@@ -250,7 +268,8 @@ def _visible_keys(
     trace: Trace,
 ) -> tuple[Int[np.ndarray, "step visibility row"], Int[np.ndarray, "step visibility row"]]:
     """The first key that each row so far may see, and the one after the last; none if the mask is not known."""
-    keys, queries, masks = trace.arrays["keys"], trace.arrays["queries"], trace.masks
+    keys, masks = trace.arrays["keys"], trace.masks
+    queries = keys if _is_partial(trace) else trace.arrays["queries"]  # finished blocks see what they saw
     first, stop = np.zeros((2, len(keys), len(masks), int(keys.max())), int)
     for t, (n, rows) in enumerate(zip(keys, queries, strict=True)):
         cached = slice(0, n - rows)

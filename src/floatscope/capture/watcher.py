@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from floatscope.canvas import CanvasState, Commits, Reductions, StepCapture
+from floatscope.canvas import CanvasState, Commits, Reductions, StepCapture, move_columns
 from floatscope.capture import blocked, key_stats_kernel
 from floatscope.capture.attention import AttentionCall, full_precision
 from floatscope.capture.backends import BACKENDS, log_backend, reduce_attention
@@ -169,7 +169,7 @@ class Watcher:
         self.layers: list[str] = []
         self._layer_visibility: list[int] = []
         self._canvas: CanvasState | None = None
-        self._cached_carry: list[Tensor] = []  # rollout of a cached prefix, by layer boundary
+        self._cached_carry: list[tuple[Tensor, Tensor]] = []  # by layer boundary: first valid column, rollout
 
     def begin(self, canvas: CanvasState, first_row: int | None = None) -> None:
         """Start the forward of `canvas.step`: the next attention calls belong to it.
@@ -182,8 +182,6 @@ class Watcher:
         self._calls: list[AttentionCall] = []  # of each layer, for the predicting rows
         self._layer_fields: list[dict[str, Tensor]] = []  # fields that are complete before `finish`
         self._carry: Tensor | None = None
-        if canvas.step == 0:
-            self._cached_carry = []
         self._first_row = _first_candidate_row(canvas) if self.predicting_rows and first_row is None else first_row or 0
         self.layers, self._layer_visibility = [], []
         self._blocks: list[str | None] = []  # of each layer
@@ -193,6 +191,10 @@ class Watcher:
     def is_watching(self) -> bool:
         """Whether a forward has begun and is not finished."""
         return self._canvas is not None
+
+    def follows_prefix(self, canvas: CanvasState) -> bool:
+        """Whether a forward that only fills a cache must be watched too: a rollout continues that of the prefix."""
+        return "rollout" in self.fields and canvas.regions.member is not None
 
     def attend(self, call: AttentionCall, layer: Layer) -> Float[Tensor, "batch head query value_dim"]:
         """Run one attention call and return its output; if a forward is watched, reduce it too."""
@@ -373,7 +375,9 @@ class Watcher:
         if plan.member is None or "rollout" not in self.fields:
             return None
         if index == 0:
-            self._carry = plan.member[:, plan.visibility.keys - plan.visibility.queries :]
+            cached = plan.visibility.keys - plan.visibility.queries
+            self._carry = plan.member[:, cached:]
+            self._cached_carry = self._cached_carry if cached else []
         assert self._carry is not None
         self._carry = self._carry.to(plan.member.device)
         return self._with_cached_carry(index, self._carry, plan.visibility)
@@ -386,15 +390,19 @@ class Watcher:
         return torch.bmm(plan.pool, self._with_cached_carry(index + 1, self._carry, plan.visibility))
 
     def _with_cached_carry(self, boundary: int, carry: Tensor, visibility: Visibility) -> Tensor:
-        """Prepend the rows of a cached prefix. A causal prefix never changes, so earlier steps' values are stored."""
+        """Prepend the rows of a cached prefix, which never change: the values of earlier forwards are stored."""
+        assert self._canvas is not None
         cached = visibility.keys - visibility.queries
+        first = (self._canvas.valid.cumsum(-1) == 0).sum(-1)
         if cached:
-            past = self._cached_carry[boundary] if boundary < len(self._cached_carry) else carry[:, :0]
+            stored = self._cached_carry[boundary] if boundary < len(self._cached_carry) else (first, carry[:, :0])
+            past_first, past = stored
             if past.shape[1] < cached:
                 raise UserError("rollout needs the complete prefix: start watching before the cache is filled")
-            carry = torch.cat([past[:, :cached].to(carry.device), carry], 1)
+            past = move_columns(past, first - past_first, cached)  # samples may have moved to other columns
+            carry = torch.cat([past.to(carry.device), carry], 1)
         if visibility.kind is not MaskKind.FULL:
-            self._cached_carry[boundary : boundary + 1] = [carry]
+            self._cached_carry[boundary : boundary + 1] = [(first, carry)]
         return carry
 
     def _check_mass(self, canvas: CanvasState) -> None:

@@ -17,7 +17,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from floatscope.errors import escape_controls
-from floatscope.schema import Paradigm, State
+from floatscope.schema import Paradigm, RowSource, State
 
 if TYPE_CHECKING:
     from floatscope.canvas import Step
@@ -149,7 +149,8 @@ class CanvasView:
     def _anchor_line(self, step: Step, anchors: Sequence[tuple[int, float]]) -> Text:
         first = _first_position(step)
         names = [f"{self._token_name(step, position)} at {position - first}, {lift:.1f}×" for position, lift in anchors]
-        rows = "newest row, " if self.out.model.spec.paradigm is Paradigm.ARM else ""
+        is_arm = self.out.model.spec.paradigm is Paradigm.ARM
+        rows = "newest row, " if is_arm else "rows of the block, " if self.out.rows is RowSource.BLOCK else ""
         return Text(f"anchors ({rows}layer {self.layer}): " + (" · ".join(names) or "none"), style="cyan")
 
     def _token_name(self, step: Step, position: int) -> str:

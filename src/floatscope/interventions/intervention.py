@@ -59,6 +59,7 @@ from floatscope.interventions.notes import EditNote, Problem
 from floatscope.interventions.structure import StructureFinder
 from floatscope.interventions.unedited import RANKS_AT_ONCE, UneditedCall
 from floatscope.models.model import Model
+from floatscope.models.spec import ModelSpec
 from floatscope.schema import State
 
 
@@ -252,11 +253,14 @@ class Intervention:
         self._empty_uses[edit] = self._empty_uses[edit] + is_empty if edit in self._empty_uses else is_empty
 
 
-def invalidates_cache(edits: Sequence[Edit]) -> bool:
+def invalidates_cache(edits: Sequence[Edit], spec: ModelSpec) -> bool:
     """Whether edits change an earlier position between steps, so that its keys and values cannot be cached.
 
-    A bos that is dropped at every step does not.
+    A bos that is dropped at every step does not. The steps of a block-causal model edit the rows of its finished blocks
+    too, each by what it finds, so every edit changes them.
     """
+    if spec.block_size is not None and edits:
+        return True
     return any(
         isinstance(edit, ReplaceToken) or (isinstance(edit, DropBos) and edit.steps is not None) for edit in edits
     )

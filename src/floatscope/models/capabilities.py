@@ -24,7 +24,7 @@ from torch import Tensor
 from floatscope.canvas import CanvasState
 from floatscope.compat import is_stateful
 from floatscope.errors import LIBRARY_ERRORS, UserError, summarize_error
-from floatscope.models.model import CachedForward, Model
+from floatscope.models.model import BlockCachedForward, CachedForward, Model
 from floatscope.models.silence import silence_libraries
 from floatscope.schema import Paradigm, State
 
@@ -67,6 +67,8 @@ def detect_capabilities(model: Model) -> Model:
                 if supports_cache and has_windows:
                     expected = [_forward(model, [sample])[0] for sample in (longer, shorter)]
                     supports_cache = _gives(expected, lambda: _forward_with_cache(model, canvas))
+        elif model.spec.block_size is not None:
+            supports_cache = _supports_block_cache(model, has_position_ids and supports_padding)
     spec = replace(opened.spec, supports_padding=supports_padding, supports_cache=supports_cache)
     return replace(opened, spec=spec)
 
@@ -154,13 +156,32 @@ def _forward_with_cache(model: Model, canvas: CanvasState) -> Tensor:
     return torch.cat([forward(c, slice(c.tokens.shape[1] - 1, c.tokens.shape[1])) for c in prefixes], 1)
 
 
+def _supports_block_cache(model: Model, pads: bool) -> bool:
+    """Whether the last blocks of one and of two blocks are the same over a cache; larger blocks are not tried."""
+    size = model.spec.block_size
+    if size is None or size > MAX_BLOCK or is_stateful(model.module):
+        return False
+    longer = _ordinary_tokens(model, 2 * size)
+    samples = [longer, longer[:size]] if pads else [longer]
+    canvas = _build_canvas(model, samples)
+
+    rows = slice(size, 2 * size)
+    try:
+        expected = list(model.forward(canvas, rows))
+    except torch.OutOfMemoryError:
+        raise
+    except LIBRARY_ERRORS:
+        return False
+    return _gives(expected, lambda: BlockCachedForward(model)(canvas, rows))
+
+
 def _gives(expected: list[Tensor], forward: Callable[[], Tensor]) -> bool:
     """Whether `forward` runs and its last rows are close to those expected, sample by sample."""
     try:
         logits = forward()
     except torch.OutOfMemoryError:
         raise
-    except LIBRARY_ERRORS:
+    except (UserError, *LIBRARY_ERRORS):
         return False
     count = min(logits.shape[1], *map(len, expected))
     return all(_are_close(ours[-count:], theirs[-count:]) for ours, theirs in zip(logits, expected, strict=False))

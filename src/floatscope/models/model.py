@@ -1,7 +1,7 @@
 """A model as the rest of floatscope uses it: `forward(canvas, rows) -> logits` and a `ModelSpec`.
 
     logits = model.forward(canvas, slice(40, 72))      # [batch, 32, vocabulary]: the logits of those rows
-    forward = model.cached_forward()                   # the same for a causal model, with a key-value cache
+    forward = model.cached_forward()                   # the same for a causal or block-causal model, with a cache
 
 Positions count valid tokens only: the first valid token of a sample has position 0, wherever it is in the batch.
 """
@@ -9,23 +9,27 @@ Positions count valid tokens only: the first valid token of a sample has positio
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from floatscope.canvas import CanvasState
+from floatscope.canvas import CanvasState, EndAlignment, Forward, crop_regions, move_columns
 from floatscope.capture.block_causal import block_causal_name, find_block_size, use_block_causal
 from floatscope.errors import UserError
 from floatscope.models.spec import ModelSpec
-from floatscope.schema import Paradigm
+from floatscope.schema import Paradigm, RowSource
 
 if TYPE_CHECKING:
     from floatscope.models.tokenizer import ModelTokenizer
+
+OnForward = Callable[[CanvasState, bool], None]
+"""(canvas, is_step): is called before each forward of a module with a cache; `is_step` if it gives the logits of a
+step."""
 
 
 @dataclass(frozen=True)
@@ -92,27 +96,36 @@ class Model:
 
     def forward(self, canvas: CanvasState, rows: slice | None = None) -> Float[Tensor, "batch row vocabulary"]:
         """Return the logits of `rows` (default: all); no cache, every position is computed."""
-        spec, arguments = self.spec, {"use_cache": False}
-        if find_block_size(self.module) != spec.block_size:
-            raise UserError(
-                f"the attention of {spec.name} was changed after it was opened; set_attn_implementation("
-                f"'{'sdpa' if spec.block_size is None else block_causal_name(spec.block_size)}') restores it"
-            )
-        if spec.paradigm is Paradigm.MDM and spec.block_size is None:
+        arguments = {"use_cache": False}
+        if self.spec.paradigm is Paradigm.MDM and self.spec.block_size is None:
             arguments["is_causal"] = False
         return self._logits(canvas, 0, slice(0, canvas.tokens.shape[1]) if rows is None else rows, arguments)
 
-    def cached_forward(self) -> Callable[[CanvasState, slice], Tensor]:
-        """Return a forward with a key-value cache, for autoregressive models.
+    def cached_forward(self, on_forward: OnForward = lambda canvas, is_step: None) -> Forward:
+        """Return a forward with a key-value cache, for one decoding with an autoregressive or block-causal model.
 
         If the model does not support the cache (recurrent networks have none), every call computes the whole canvas.
+
+        Args:
+            on_forward: is called before each forward of the module with the canvas that it sees, and whether its logits
+                are those of a step; the other forwards store finished blocks.
         """
-        if self.spec.paradigm is not Paradigm.ARM:
+        if self.spec.paradigm is Paradigm.MDM and self.spec.block_size is None:
             raise UserError(
                 f"{self.spec.name} attends in both directions, so its keys and values change at every step and cannot"
                 " be cached; use forward"
             )
-        return CachedForward(self) if self.spec.supports_cache else self.forward
+        match self.spec.row_source:
+            case RowSource.CACHE:
+                return CachedForward(self, on_forward)
+            case RowSource.BLOCK:
+                return BlockCachedForward(self, on_forward)
+
+        def forward(canvas: CanvasState, rows: slice) -> Tensor:
+            on_forward(canvas, True)
+            return self.forward(canvas, rows)
+
+        return forward
 
     @cached_property
     def forward_parameters(self) -> frozenset[str]:
@@ -122,6 +135,12 @@ class Model:
 
     def _logits(self, canvas: CanvasState, start: int, rows: slice, arguments: dict[str, Any]) -> Tensor:
         """Run the positions from `start` on; `rows` are positions of the canvas."""
+        spec = self.spec
+        if find_block_size(self.module) != spec.block_size:
+            raise UserError(
+                f"the attention of {spec.name} was changed after it was opened; set_attn_implementation("
+                f"'{'sdpa' if spec.block_size is None else block_causal_name(spec.block_size)}') restores it"
+            )
         valid = canvas.valid
         arguments = {**arguments, "attention_mask": valid.long()}
         has_position_ids = "position_ids" in self.forward_parameters
@@ -150,18 +169,108 @@ class Model:
         return logits.index_fill(-1, mask, torch.finfo(logits.dtype).min)
 
 
-class CachedForward:
-    """The forward of a causal model with its key-value cache: each call runs only the new positions."""
+class KeyValueCache:
+    """The keys and values of the first columns of a batch, in every layer of a model."""
 
     def __init__(self, model: Model) -> None:
         from transformers import DynamicCache
 
         self._model = model
         self._cache = DynamicCache()  # without a config it drops nothing, so a sliding window can be captured too
-        self._length = 0
+
+    @property
+    def columns(self) -> int:
+        """The number of columns."""
+        return int(self._cache.get_seq_length())
+
+    def run(self, canvas: CanvasState, rows: slice) -> Float[Tensor, "batch row vocabulary"]:
+        """Run the columns of the canvas that are not cached, add them, and return the logits of `rows`."""
+        logits = self._model._logits(canvas, self.columns, rows, {"past_key_values": self._cache, "use_cache": True})
+        if self.columns != canvas.tokens.shape[1]:
+            raise UserError(
+                f"{self._model.spec.name} ignores its key-value cache; give its ModelSpec supports_cache=False"
+            )
+        return logits
+
+    def crop(self, columns: int) -> None:
+        """Drop all but the first columns."""
+        for layer in self._cache.layers:
+            layer.keys, layer.values = layer.keys[:, :, :columns], layer.values[:, :, :columns]
+
+    def move(self, offset: Int[Tensor, " batch"], columns: int) -> None:
+        """Move the columns of each sample right by its offset; keep the first `columns`."""
+        for layer in self._cache.layers:
+            layer.keys, layer.values = (
+                move_columns(x.transpose(1, 2), offset, columns).transpose(1, 2) for x in (layer.keys, layer.values)
+            )
+
+
+class CachedForward:
+    """The forward of a causal model with its key-value cache: each call runs only the new positions."""
+
+    def __init__(self, model: Model, on_forward: OnForward = lambda canvas, is_step: None) -> None:
+        self._cache, self._on_forward = KeyValueCache(model), on_forward
 
     def __call__(self, canvas: CanvasState, rows: slice) -> Float[Tensor, "batch row vocabulary"]:
-        arguments = {"past_key_values": self._cache, "use_cache": True}
-        logits = self._model._logits(canvas, self._length, rows, arguments)
-        self._length = canvas.tokens.shape[1]
-        return logits
+        self._on_forward(canvas, True)
+        return self._cache.run(canvas, rows)
+
+
+class BlockCachedForward:
+    """The forward of a block-causal model with a cache of its finished blocks: a call runs only the last block.
+
+    The samples of a batch may be in different blocks, so the canvases are moved until all end at the last column
+    (`EndAlignment`). The rows of a call are then the last columns of the batch: a block, and one row more if row p
+    predicts p + 1, because the last row of the finished block before predicts the first position. What a call adds to
+    the cache is dropped again. Once a sample is in a later block, one forward more stores the blocks that it finished.
+
+    A canvas consists of whole blocks, and only its last block may change. Logits of rows that a call does not run are
+    NaN.
+    """
+
+    def __init__(self, model: Model, on_forward: OnForward = lambda canvas, is_step: None) -> None:
+        assert model.spec.block_size is not None
+        self._cache, self._on_forward = KeyValueCache(model), on_forward
+        self._size, self._shift = model.spec.block_size, int(model.spec.shift)
+        self._stored: Tensor | None = None  # the number of cached positions of each sample
+
+    def __call__(self, canvas: CanvasState, rows: slice) -> Float[Tensor, "batch row vocabulary"]:
+        alignment = EndAlignment.from_canvas(canvas)
+        aligned, offset = alignment.move_canvas(canvas), alignment.offset
+        # 1. Store the blocks that were finished since the last call.
+        cached = max(0, alignment.width - self._size - self._shift)
+        self._store(_first_columns(aligned, alignment.width - self._size), cached)
+        # 2. Run the last block.
+        self._on_forward(aligned, True)
+        start = max(cached, rows.start + int(offset.min()))
+        stop = min(alignment.width, rows.stop + int(offset.max()))
+        logits = self._cache.run(aligned, slice(start, stop))
+        self._cache.crop(cached)
+        # 3. Move the rows back to the columns that the caller knows.
+        return move_columns(logits, start - offset - rows.start, rows.stop - rows.start, torch.nan)
+
+    def _store(self, finished: CanvasState, cached: int) -> None:
+        """Bring the cache to the first `cached` columns of the finished blocks.
+
+        A sample that needs fewer new rows than another one computes some of its stored rows again.
+        """
+        width, count = finished.tokens.shape[1], finished.valid.sum(-1)
+        target = (count - (width - cached)).clamp_min(0)
+        before = torch.zeros_like(count) if self._stored is None else self._stored
+        if torch.equal(target, before):
+            return
+        start = width - int((count - before).max())
+        self._cache.move((width - count) - (self._cache.columns - before), start)
+        self._on_forward(finished, False)
+        self._cache.run(finished, slice(width - 1, width))
+        self._cache.crop(cached)
+        self._stored = target
+
+
+def _first_columns(canvas: CanvasState, width: int) -> CanvasState:
+    return replace(
+        canvas,
+        tokens=canvas.tokens[:, :width],
+        states=canvas.states[:, :width],
+        regions=crop_regions(canvas.regions, width),
+    )

@@ -19,7 +19,7 @@ from floatscope.errors import UserError, printable
 from floatscope.models.architectures import Architecture
 from floatscope.models.conversions import Config
 from floatscope.models.tokenizer import ModelTokenizer
-from floatscope.schema import MaskKind, MaskStructure, Paradigm
+from floatscope.schema import MaskKind, MaskStructure, Paradigm, RowSource
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,15 @@ class ModelSpec:
         if self.block_size is not None:
             return MaskStructure(MaskKind.BLOCK, self.block_size)
         return MaskStructure(MaskKind.CAUSAL if self.paradigm is Paradigm.ARM else MaskKind.FULL)
+
+    @property
+    def row_source(self) -> RowSource:
+        """Which rows a step of decoding computes: all, or with a cache the new ones or those of the current block."""
+        if not self.supports_cache:
+            return RowSource.ALL
+        if self.paradigm is Paradigm.ARM:
+            return RowSource.CACHE
+        return RowSource.ALL if self.block_size is None else RowSource.BLOCK
 
 
 def infer_spec(

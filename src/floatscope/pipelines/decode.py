@@ -138,10 +138,10 @@ def decode(
         raise UserError(f"edits and {other} cannot be combined; leave one out")
     # 5. Metadata.
     used_chat = uses_chat_template(model, chat) and not all(_is_token_ids(p) for p in list_prompts(prompts))
-    record = {**_build_meta(model, sampling, watch), "chat": used_chat}
+    rows = RowSource.ALL if invalidates_cache(parsed_edits, spec) else spec.row_source
+    record = {**_build_meta(model, sampling, watch, rows), "chat": used_chat}
     record |= {} if target_ids is None else {"teacher_forcing": True}
     record |= {"edits": [str(edit) for edit in parsed_edits]} if parsed_edits else {}
-    record |= {"rows": RowSource.ALL} if invalidates_cache(parsed_edits) else {}
     return Decoding(
         model,
         sampling,
@@ -154,6 +154,7 @@ def decode(
         infill=infill,
         edits=parsed_edits,
         target_ids=None if target_ids is None else torch.tensor(target_ids, device=model.device),
+        rows=rows,
     )
 
 
@@ -196,11 +197,9 @@ def _name_samples(samples: Sequence[str] | None, count: int) -> list[str]:
     return names
 
 
-def _build_meta(model: Model, sampling: Sampling, watch: Watch | None) -> dict[str, Any]:
+def _build_meta(model: Model, sampling: Sampling, watch: Watch | None, rows: RowSource) -> dict[str, Any]:
     """Everything that a result depends on besides the prompt."""
-    meta = {**model.metadata, **sampling.as_json}
-    has_cache = model.spec.paradigm is Paradigm.ARM and model.spec.supports_cache
-    meta |= {"rows": RowSource.CACHE if has_cache else RowSource.ALL, "state": "step"}
+    meta = {**model.metadata, **sampling.as_json, "rows": rows, "state": "step"}
     return meta | ({} if watch is None else {"fields": list(watch.field_names)})
 
 

@@ -19,19 +19,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from floatscope.canvas import CanvasState, Step, StepCapture
+from floatscope.canvas import CanvasState, EndAlignment, Step, StepCapture
 from floatscope.capture.hooks import attach, detached
 from floatscope.capture.influence import compute_influence
 from floatscope.capture.watcher import Watch, Watcher
 from floatscope.errors import UserError
 from floatscope.interventions.edits import Edit
-from floatscope.interventions.intervention import Intervention, invalidates_cache
+from floatscope.interventions.intervention import Intervention
 from floatscope.interventions.notes import EditNote, EditWarning
 from floatscope.models.model import Model
 from floatscope.pipelines.canvas_layout import CanvasLayout
 from floatscope.pipelines.watched_forwards import build_recorder
 from floatscope.sampling import Sampling, autoregress, denoise
-from floatscope.schema import Paradigm
+from floatscope.schema import Paradigm, RowSource
 from floatscope.traces import Trace
 from floatscope.traces.recorder import Recorder
 
@@ -49,7 +49,9 @@ class Decoding:
         initial_canvas: the canvas before the first step.
         layout: what stands after the prompt: new tokens and suffix.
         answer_start: the position of the first new token, the same in every canvas of the batch.
-        capture: what was captured in the latest step; None before the first one, and without `watch` or `edits`.
+        rows: which rows a step computes, a `RowSource`.
+        capture: what was captured in the latest step; None before the first one, and without `watch` or `edits`. With
+            `rows` "block" its canvases are aligned: each one ends at the last column.
 
     Example:
         out = fs.decode(fs.load("twin:mdm"), "Where does Mira live?", new_tokens=4)
@@ -72,9 +74,11 @@ class Decoding:
         infill: bool,
         edits: tuple[Edit, ...],
         target_ids: Tensor | None,
+        rows: RowSource,
     ) -> None:
         self.model, self.sampling, self.samples, self.meta = model, sampling, tuple(samples), dict(meta)
         self.initial_canvas, self.layout, self.answer_start = canvas, layout, answer_start
+        self.rows = rows
         self.capture: StepCapture | None = None
         self._eligible: dict[int, Tensor] = {}
         self._infill, self._is_watched = infill, watch is not None
@@ -86,7 +90,7 @@ class Decoding:
         self._failure: str | None = None
         answer_stop = answer_start + sampling.new_tokens
         self._run = _run_steps(
-            model, sampling, canvas, self.samples, answer_stop, self._watcher, self._intervention, target_ids
+            model, sampling, canvas, self.samples, answer_stop, self._watcher, self._intervention, target_ids, rows
         )
 
     def __iter__(self) -> Iterator[Step]:
@@ -191,7 +195,8 @@ class Decoding:
             raise UserError(f"there is no layer {layer}: {self.model.spec.name} has layers 0 to {count - 1}")
         first = capture.first_layer(layer)
         received, uniform = capture.layers[layer].fields["received"][:, 0], first.fields["uniform"][:, 0]
-        return torch.where(self._eligible[first.layer], received / uniform, torch.nan)
+        lift = _at_columns(received / uniform, self._steps[-1].before, self.rows, torch.nan)
+        return torch.where(self._eligible[first.layer], lift, torch.nan)
 
     def _run_step(self) -> bool:
         """Run one more step; False when there is none. An interrupted decoding is never reported as finished."""
@@ -207,17 +212,35 @@ class Decoding:
             return False
         step, self.capture = result
         if self.capture is not None:
-            self._eligible = _eligible_so_far(self._eligible, self.capture)
+            self._eligible = _eligible_so_far(self._eligible, self.capture, step.before, self.rows)
             if self._watcher is not None and self._is_watched:
                 self._recorder = self._recorder or build_recorder(self.samples, self._watcher, self.meta)
-                self._recorder.add(step, self.capture)
+                self._recorder.add(_align_step(step, self.rows), self.capture)
         self._steps.append(step)
         return True
 
 
-def _eligible_so_far(before: dict[int, Tensor], capture: StepCapture) -> dict[int, Tensor]:
+def _align_step(step: Step, rows: RowSource) -> Step:
+    """The step as its forward saw it."""
+    return EndAlignment.from_canvas(step.before).move_step(step) if rows is RowSource.BLOCK else step
+
+
+def _at_columns(values: Tensor, canvas: CanvasState, rows: RowSource, fill: float | int) -> Tensor:
+    """Captured values [batch, key] at the columns of the canvas; `fill` at padding."""
+    if rows is not RowSource.BLOCK:
+        return values
+    return EndAlignment.from_canvas(canvas).move_back(values, canvas.tokens.shape[1], fill)
+
+
+def _eligible_so_far(
+    before: dict[int, Tensor], capture: StepCapture, canvas: CanvasState, rows: RowSource
+) -> dict[int, Tensor]:
     """The keys eligible at every step so far, by the layer that stores the field; a key that is new was not before."""
-    now = {x.layer: x.fields["eligible"][:, 0] > 0 for x in capture.layers if "eligible" in x.fields}
+    now = {
+        x.layer: _at_columns(x.fields["eligible"][:, 0] > 0, canvas, rows, fill=False)
+        for x in capture.layers
+        if "eligible" in x.fields
+    }
     return {
         i: keys & F.pad(before[i], (0, keys.shape[1] - before[i].shape[1])) if i in before else keys
         for i, keys in now.items()
@@ -241,14 +264,21 @@ def _run_steps(
     watcher: Watcher | None,
     intervention: Intervention | None,
     target_ids: Tensor | None,
+    rows: RowSource,
 ) -> Iterator[tuple[Step, StepCapture | None]]:
     """Run the sampling loop with the watcher attached; a step comes with what was captured in it.
 
     The generator holds no reference to its `Decoding`: when that is dropped, the watcher is detached.
     """
     spec = model.spec
-    use_cache = spec.paradigm is Paradigm.ARM and (intervention is None or not invalidates_cache(intervention.edits))
-    run_model = model.cached_forward() if use_cache else model.forward
+    is_cached = rows is not RowSource.ALL
+
+    def begin(canvas: CanvasState, is_step: bool) -> None:
+        if watcher is not None and (is_step or watcher.follows_prefix(canvas)):
+            # With token editing, the row of any committed position may predict.
+            watcher.begin(canvas, first_row=None if sampling.arguments.get("editing") is None else 0)
+
+    run_cached = model.cached_forward(begin) if is_cached else None
 
     def forward(canvas: CanvasState, rows: slice) -> Tensor:
         if intervention is not None and watcher is not None:
@@ -256,11 +286,11 @@ def _run_steps(
                 watcher.begin(canvas)
                 model.forward(canvas, rows)
             canvas = intervention.edit_canvas(canvas)
-        if watcher is not None:
-            # With token editing, the row of any committed position may predict.
-            watcher.begin(canvas, first_row=None if sampling.arguments.get("editing") is None else 0)
         try:
-            return run_model(canvas, rows)
+            if run_cached is not None:
+                return run_cached(canvas, rows)
+            begin(canvas, True)
+            return model.forward(canvas, rows)
         except torch.OutOfMemoryError as error:
             raise _explain_out_of_memory(model, canvas) from error
 
@@ -281,11 +311,12 @@ def _run_steps(
                 samples=samples,
                 suffix=canvas.tokens.shape[1] - answer_stop,
                 block_size=spec.block_size,
-                unguided=model.forward,
+                unguided=model.cached_forward() if is_cached else model.forward,
                 target_ids=target_ids,
             )
         for step in steps:
-            capture = None if watcher is None else watcher.finish(step.commits)
+            seen = step if watcher is None else _align_step(step, rows)
+            capture = None if watcher is None else watcher.finish(seen.commits)
             if capture is not None and not capture.layers:
                 raise UserError(
                     f"no attention was seen: {type(model.module).__name__} calls neither transformers'"
@@ -293,7 +324,7 @@ def _run_steps(
                 )
             if watcher is not None and capture is not None and watcher.watch.influence:
                 with detached(model.module):
-                    influence = compute_influence(model.forward, model.module, step.before, step.commits)
+                    influence = compute_influence(model.forward, model.module, seen.before, seen.commits)
                 capture = replace(capture, influence=influence)
             yield step, capture
     for note in intervention.notes if intervention is not None else ():

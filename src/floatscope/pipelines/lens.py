@@ -6,13 +6,15 @@
 At every step and layer the lens takes the keys of largest lift, and sends the stream that enters the layer at their
 positions through the model's readout: the final norm and the output embedding. The readout is found without a list of
 module names: a short forward shows whose output is whose input, from the last block to the logits. A causal model with
-a cache computes a position once; its streams are kept from the step that computed them.
+a cache computes a position once; its streams are kept from the step that computed them. A block-causal model runs
+without a cache.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -69,6 +71,8 @@ def lens(
     for name, number in (("anchors", anchors), ("top_tokens", top_tokens)):
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
             raise UserError(f"{name} must be a whole number of at least 1, got {number!r}")
+    if isinstance(model, Model) and model.spec.block_size is not None:  # its streams change until a block is finished
+        model = replace(model, spec=replace(model.spec, supports_cache=False))
     out = decode(model, prompts, watch=LIFT_WATCH, **settings)
     if top_tokens > model.vocab_size:
         raise UserError(

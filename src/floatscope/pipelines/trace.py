@@ -43,6 +43,7 @@ from floatscope.pipelines.job import Batch, Event, Job, Part, run_job
 from floatscope.pipelines.prompting import PromptItem, batch_regions, encode_samples, uses_chat_template
 from floatscope.sampling import Sampling
 from floatscope.sampling.settings import resolve_sampling
+from floatscope.schema import RowSource
 from floatscope.tasks.regions import Prompt
 from floatscope.tasks.sample import Sample
 from floatscope.tasks.scores import acc
@@ -314,8 +315,11 @@ class TraceJob(Job):
         experts = experts_per_token(config) if part.watch.captures_experts else 0
         if experts is None:
             return None
-        layout, prompt = part.layout, round(np.mean([len(item.ids) for item in part.items]))
+        layout, spec, prompt = part.layout, part.model.spec, round(np.mean([len(item.ids) for item in part.items]))
         to_fill = layout.length(prompt) - prompt - len(layout.suffix)  # token editing adds to it
+        keys, queries = layout.longest_forward(prompt), prompt if layout.grows else None
+        if spec.row_source is RowSource.BLOCK:
+            queries = min(keys, layout.block_size + int(spec.shift))
         return forecast(
             level=None if part.watch.fields is not None else part.watch.level,
             fields=part.watch.fields,
@@ -323,10 +327,10 @@ class TraceJob(Job):
             steps=to_fill if layout.block_size > 1 else part.sampling.steps or to_fill,
             layers=layers,
             heads=heads,
-            keys=layout.longest_forward(prompt),
+            keys=keys,
             regions=round(np.mean([len(item.tokens) + 1 for item in part.items])),
             commits=to_fill,
-            queries=prompt if layout.grows else None,
+            queries=queries,
             positions=layout.length(prompt) if layout.grows else None,
             influence=part.watch.influence,
             experts=experts,

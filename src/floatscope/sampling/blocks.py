@@ -147,6 +147,11 @@ class Blocks:
         spans = [(0, 0) if b is None else (0 if ranks_all else b.lowest, b.stop) for b in self._current()]
         return canvas.masked & self._within(spans, canvas)
 
+    def open_positions(self, canvas: CanvasState) -> Bool[Tensor, "batch position"]:
+        """The masks that are eligible now or later; masks that earlier blocks of a block-causal model left stay."""
+        spans = [(0, 0) if b is None else (b.lowest if self.is_block_causal else 0, b.visible) for b in self._current()]
+        return canvas.masked & self._within(spans, canvas)
+
     def editable_positions(self, canvas: CanvasState) -> Bool[Tensor, "batch position"]:
         """The committed positions of the current block, which a sampler with token editing may overwrite."""
         spans = [(0, 0) if b is None or self.editing is None else (b.lowest, b.stop) for b in self._current()]

@@ -168,10 +168,9 @@ class _Denoiser:
 
     def _find_candidates(self, canvas: CanvasState, blocks: Blocks) -> _CandidatePositions:
         assert canvas.block is not None
-        assert canvas.active is not None
         eligible, editable = blocks.eligible_positions(canvas), blocks.editable_positions(canvas)
         # A sampler with a history reads the later blocks too: their past counts when their turn comes.
-        read = canvas.masked & canvas.active[:, None] if "history" in self.sampling.arguments else eligible | editable
+        read = blocks.open_positions(canvas) if "history" in self.sampling.arguments else eligible | editable
         sample, position = read.nonzero(as_tuple=True)
         first = canvas.valid.int().argmax(-1)[sample]
         # The first position of a shifted sample has no row before it: its own row predicts it (Dream).

@@ -62,7 +62,8 @@ class Recorder:
 
         Args:
             samples: the sample ids, in the order of the batch.
-            meta: goes into every trace; meta["rows"] = "cache" says that a step watches only its new rows.
+            meta: goes into every trace; meta["rows"] = "cache" says that a step watches only its new rows, "block" that
+                it watches those of the current block, and that the canvases of a batch move so that all end together.
             extra_axes: the axes of a user's own fields.
             coords: names along an axis that differ from the default: other groups, `{"layer": module_names}`.
         """
@@ -82,7 +83,7 @@ class Recorder:
             start, stop = valid_span(arrays.states[b], sample)
             if start == stop or not arrays.active[b]:
                 continue
-            if history.steps and start != history.first:
+            if history.steps and start != history.first and self.meta.get("rows") != RowSource.BLOCK:
                 raise ValueError(f"sample '{sample}' began at position {history.first} and now begins at {start}")
             cut = cut_sample(arrays, self.axes, b, start, stop)
             if capture.queries is not None:

@@ -36,6 +36,7 @@ LABELS = {
     "visible": "received attention (mean over rows that see the key)",
     "lift": "lift (1 = uniform attention)",
 }
+ROW_LABELS = {RowSource.CACHE: "new rows only", RowSource.BLOCK: "of the current block"}
 MAX_OUTLINED_KEYS = 200
 """Above this number of keys a cell is too narrow for an outline."""
 TOP, COMMIT, ABSENT = "#ff3b6b", "#ff8c1a", "#d9d9d9"
@@ -85,10 +86,9 @@ def draw_temporal_map(
     where += "" if head is None else f", head {head}"
     name = trace.sample if len(trace.sample) <= 48 else f"{trace.sample[:45]}…"
     name += f" ({trace.meta['model']})" if "model" in trace.meta else ""
-    axes.set_title(
-        f"{name}: {where}, rows: {group}"
-        + (", new rows only" if view == "row" and trace.meta.get("rows") == RowSource.CACHE else "")
-    )
+    source = RowSource(trace.meta.get("rows", RowSource.ALL))
+    is_partial = source == RowSource.BLOCK or (source == RowSource.CACHE and view == "row")
+    axes.set_title(f"{name}: {where}, rows: {group}" + (f", {ROW_LABELS[source]}" if is_partial else ""))
     _add_legend(
         figure,
         trace,

@@ -178,7 +178,8 @@ class Trace:
             head: one head, in a trace of level "heads" or above; None is the mean over heads.
             view: "prefix" or "row"; it matters only for a model with a cache, which computes its rows one step at a
                 time. "prefix" accumulates the rows so far: causal rows never change, so this equals a forward over the
-                whole prefix. "row" is the new rows of each step alone. Predicting rows are those of their step in both.
+                whole prefix. "row" is the new rows of each step alone. Predicting rows are those of their step in both,
+                and so are the rows of a block-causal model: with its cache, those of the current block.
             eligible: if True, only eligible keys have values: those that enough rows see at every step of the trace.
                 A key that joins a growing text, or that only a few rows see, has NaN at all steps.
         """
@@ -293,13 +294,13 @@ class Trace:
                 visible_rows = self.require(
                     "visible_rows", f"scale 'visible' divides by it; use one of {', '.join(SCALES[:3])}"
                 )
-                r = r * self._accumulate_counts(self._count_new_rows(group)[:, None, None], is_running)
+                r = r * self._accumulate_counts(self.count_rows(group)[:, None, None], is_running)
                 r = r / self._accumulate_counts(visible_rows[:, visibility, g], is_running)
             else:
                 r = r * {"mean": 1.0, "percent": 100.0, "sum": self.arrays["keys"][:, None, None]}[scale]
         if eligible:
             is_eligible = self.require("eligible", "eligible=True reads it; leave it out")[:, visibility, g] == 1
-            rows = self._accumulate_counts(self._count_new_rows(group)[:, None, None], is_running)
+            rows = self._accumulate_counts(self.count_rows(group)[:, None, None], is_running)
             if is_running:
                 visible_rows = self._accumulate_counts(self.arrays["visible_rows"][:, visibility, g], is_running)
                 is_eligible = visible_rows >= rows.clip(1, MIN_VISIBLE_ROWS)
@@ -336,8 +337,8 @@ class Trace:
         is_running = view == "prefix" and self.meta.get("rows") == RowSource.CACHE and group != "predicting"
         return self.coords["group"].index(group), is_running
 
-    def _count_new_rows(self, group: str) -> Array:
-        """The number of rows of the group that each step adds. New rows are the last keys of their step."""
+    def count_rows(self, group: str) -> Array:
+        """Return how many rows of the group each step computes, [step]: those of its last keys with that state."""
         if group == "predicting":
             rows = set(zip(self.arrays["commit_step"].tolist(), self.arrays["commit_row"].tolist(), strict=True))
             return np.bincount([step for step, _ in rows], minlength=len(self.arrays["keys"]))
@@ -358,7 +359,7 @@ class Trace:
         """`mean` unchanged, or Σ n_t·mean_t / Σ n_t over the steps so far, n_t the new rows; NaN before any."""
         if not is_running:
             return mean.astype(np.float64)
-        n = self._count_new_rows(group).astype(np.float64)[:, None, None]
+        n = self.count_rows(group).astype(np.float64)[:, None, None]
         on_canvas = (np.arange(mean.shape[-1]) < self.arrays["keys"][:, None])[:, None]  # [step, 1, key]
         # A row gave exactly 0 to the keys that came after it, although its own step holds NaN there.
         total = np.cumsum(np.where(on_canvas & (n > 0), n * mean, 0.0), 0)

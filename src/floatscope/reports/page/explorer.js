@@ -477,6 +477,8 @@
       notes.push(`For single heads, the page has only the ${sample.ranks} top keys${rows}; other keys have no colour.`);
     else if (sample.rows === "cache")
       notes.push("This model has a cache: each step shows the attention of its whole prefix.");
+    if (sample.rows === "block")
+      notes.push("This model has a cache of finished blocks: each step shows the rows of its current block.");
     if (sample.hasUnranked)
       notes.push("Grey in the map: keys that do not exist yet, or that too few rows see to be ranked.");
     parts.note.textContent = notes.join(" ");
