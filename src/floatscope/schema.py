@@ -31,6 +31,11 @@ class State(IntEnum):
     PROMPT = 1
     MASKED = 2
     COMMITTED = 3
+    NOISE = 4  # of a model without a mask token: a random token, which the last step did not accept
+
+
+UNDECIDED = (State.MASKED, State.NOISE)
+"""The states of positions that have no committed token."""
 
 
 class Paradigm(StrEnum):
@@ -55,10 +60,12 @@ class Paradigm(StrEnum):
 
 
 class RowSource(StrEnum):
-    """Which rows the forward of a step computes: all rows of the canvas, or the new ones, with the others cached."""
+    """Which rows the forward of a step computes: all rows of the canvas; the new ones, with the others cached; or those
+    of the block that is being filled, at every step again, with the finished blocks cached."""
 
     ALL = "all"
     CACHE = "cache"
+    BLOCK = "block"
 
 
 class MaskKind(StrEnum):

@@ -30,7 +30,7 @@ from floatscope.interventions.notes import EditNote, EditWarning
 from floatscope.models.model import Model
 from floatscope.pipelines.canvas_layout import CanvasLayout
 from floatscope.pipelines.watched_forwards import build_recorder
-from floatscope.sampling import Sampling, autoregress, denoise
+from floatscope.sampling import Sampling, autoregress, denoise, renoise
 from floatscope.schema import Paradigm
 from floatscope.traces import Trace
 from floatscope.traces.recorder import Recorder
@@ -250,6 +250,21 @@ def _run_steps(
     use_cache = spec.paradigm is Paradigm.ARM and (intervention is None or not invalidates_cache(intervention.edits))
     run_model = model.cached_forward() if use_cache else model.forward
 
+    run_canvas = None if spec.canvas_size is None else model.canvas_forward()
+
+    def forward_canvas(canvas: CanvasState, conditioning: Tensor | None) -> Tensor:
+        assert run_canvas is not None
+        try:
+            run_canvas.encode(canvas)  # before the watched forward begins: the encoder's attention is not captured
+            if intervention is not None and watcher is not None and intervention.needs_preview(canvas):
+                watcher.begin(canvas, first_row=0)
+                run_canvas(canvas, conditioning)
+            if watcher is not None:
+                watcher.begin(canvas, first_row=0)
+            return run_canvas(canvas, conditioning)
+        except torch.OutOfMemoryError as error:
+            raise _explain_out_of_memory(model, canvas) from error
+
     def forward(canvas: CanvasState, rows: slice) -> Tensor:
         if intervention is not None and watcher is not None:
             if intervention.needs_preview(canvas):
@@ -268,6 +283,17 @@ def _run_steps(
         if spec.paradigm is Paradigm.ARM:
             steps = autoregress(
                 forward, canvas, sampling, end_ids=spec.stop_ids, samples=samples, target_ids=target_ids
+            )
+        elif spec.canvas_size is not None:
+            steps = renoise(
+                forward_canvas,
+                canvas,
+                sampling,
+                canvas_size=spec.canvas_size,
+                vocab_size=model.vocab_size,
+                end_ids=spec.stop_ids,
+                samples=samples,
+                pad_id=spec.pad_id or 0,
             )
         else:
             assert spec.mask_id is not None
@@ -304,7 +330,7 @@ def _explain_out_of_memory(model: Model, canvas: CanvasState) -> UserError:
     """Run one sample to measure its memory, and say how many would fit."""
     batch, length = canvas.tokens.shape
     device, advice = canvas.tokens.device, "give shorter prompts, fewer new tokens, or another device or dtype"
-    if batch > 1 and device.type == "cuda":
+    if batch > 1 and device.type == "cuda" and model.spec.canvas_size is None:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
         free, before = torch.cuda.mem_get_info(device)[0], torch.cuda.memory_allocated(device)
