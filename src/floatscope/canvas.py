@@ -83,6 +83,15 @@ def crop_regions(regions: Regions, length: int) -> Regions:
     return replace(regions, member=regions.member[:, :length])
 
 
+def fit_regions(regions: Regions, length: int) -> Regions:
+    """The regions on a canvas of `length` positions; those after the last one that they count are in none."""
+    cropped = crop_regions(regions, length)
+    if cropped.member is None:
+        return cropped
+    missing = length - cropped.member.shape[1]
+    return replace(cropped, member=torch.nn.functional.pad(cropped.member, (0, 0, 0, missing)))
+
+
 @dataclass(frozen=True, repr=False)
 class CanvasState:
     """A batch of canvases as the forward of `step` sees them, before that step's commits.
@@ -106,7 +115,9 @@ class CanvasState:
 
     def __repr__(self) -> str:
         batch, positions = self.tokens.shape
-        return f"CanvasState({batch} × {positions} positions, step {self.step}, {int(self.masked.sum())} masked)"
+        masked, noise = int(self.masked.sum()), int(self.noise.sum())
+        left = f"{noise} noise" if noise else f"{masked} masked"
+        return f"CanvasState({batch} × {positions} positions, step {self.step}, {left})"
 
     @property
     def valid(self) -> Bool[Tensor, "batch position"]:
@@ -117,6 +128,11 @@ class CanvasState:
     def masked(self) -> Bool[Tensor, "batch position"]:
         """True where a position is masked."""
         return self.states == State.MASKED
+
+    @property
+    def noise(self) -> Bool[Tensor, "batch position"]:
+        """True where a position holds a random token, in a model without a mask token."""
+        return self.states == State.NOISE
 
     def to(self, device: torch.device) -> CanvasState:
         """This canvas on another device."""
@@ -239,7 +255,9 @@ class Step:
     commits: Commits
 
     def __repr__(self) -> str:
-        return f"Step({self.before.step}: {_count(len(self.commits), 'commit')})"
+        renoised = int(self.is_renoised.sum())
+        undone = f", {renoised} renoised" if renoised else ""
+        return f"Step({self.before.step}: {_count(len(self.commits), 'commit')}{undone})"
 
     @property
     def is_edit(self) -> Bool[Tensor, " commit"]:
@@ -248,6 +266,12 @@ class Step:
         sample, position = self.commits.sample, self.commits.position
         width = is_committed.shape[1]  # an ARM commits after its canvas
         return (position < width) & is_committed[sample, position.clamp_max(width - 1)]
+
+    @property
+    def is_renoised(self) -> Bool[Tensor, "batch position"]:
+        """Which positions lose their committed token to noise again (renoising)."""
+        before, after = self.before.states, self.after.states[:, : self.before.states.shape[1]]
+        return (before == State.COMMITTED) & (after == State.NOISE)
 
 
 def move_columns(
@@ -312,6 +336,8 @@ class EndAlignment:
 
 Forward = Callable[[CanvasState, slice], Float[Tensor, "batch row vocabulary"]]
 """The model as decoding uses it: (canvas, rows) → the logits of those rows."""
+ConditionedForward = Callable[[CanvasState, Tensor | None], Float[Tensor, "batch row vocabulary"]]
+"""A model that denoises canvases: (canvas, scaled logits of the step before) → the logits of the rows of the canvas."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -337,9 +363,11 @@ class Groups:
 
     @staticmethod
     def from_canvas(canvas: CanvasState) -> Groups:
-        """The groups `all`, `masked` and `committed`; `predicting` rows are known only after the commits."""
-        s = canvas.states
-        columns = [canvas.valid, s == State.MASKED, s == State.COMMITTED]
+        """The groups `all`, `masked` and `committed`; `predicting` rows are known only after the commits.
+
+        Rows of noise are in `masked`: it holds the positions that have no committed token.
+        """
+        columns = [canvas.valid, canvas.masked | canvas.noise, canvas.states == State.COMMITTED]
         return Groups(("all", "masked", "committed"), torch.stack(columns, -1).float())
 
 

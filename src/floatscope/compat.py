@@ -232,6 +232,14 @@ def mask_kind(mask_function: Callable[..., Any] | None) -> Literal["causal", "fu
     return "full" if mask_function is bidirectional_mask_function else None
 
 
+def full_mask_function() -> Callable[..., Any]:
+    """The function of `transformers.masking_utils` under which every row sees every key (transformers 5.17 to 5.23)."""
+    from transformers.masking_utils import bidirectional_mask_function
+
+    function: Callable[..., Any] = bidirectional_mask_function
+    return function
+
+
 @contextmanager
 def read_gguf_once() -> Iterator[None]:
     """Let transformers parse a .gguf file once inside the block.

@@ -31,6 +31,11 @@ class State(IntEnum):
     PROMPT = 1
     MASKED = 2
     COMMITTED = 3
+    NOISE = 4  # of a model without a mask token: a random token, which the last step did not accept
+
+
+UNDECIDED = (State.MASKED, State.NOISE)
+"""The states of positions that have no committed token."""
 
 
 class Paradigm(StrEnum):

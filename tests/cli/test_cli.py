@@ -19,8 +19,7 @@ from floatscope.cli.main import RENAMED_OPTIONS, app, name_flags
 from floatscope.models.device import DTYPES
 from floatscope.pipelines import doctor
 from floatscope.pipelines.doctor import CallCheck, Case, ModelCheck, Report
-from floatscope.sampling.samplers import SAMPLERS
-from floatscope.sampling.settings import BLOCK_PRESETS, EOS_RULES, PRESETS
+from floatscope.sampling.settings import BLOCK_PRESETS, CANVAS_PRESETS, EOS_RULES, PRESETS, SAMPLER_NAMES
 from floatscope.tasks.sample_files import SHIPPED
 from shell import all_commands
 
@@ -39,8 +38,8 @@ def test_importing_the_command_line_is_light():
 
 
 def test_names_that_are_checked_without_torch_are_those_of_the_tables():
-    assert set(options.SAMPLERS) == {"ar", *SAMPLERS}
-    assert set(options.PRESETS) == {*PRESETS, *BLOCK_PRESETS}
+    assert set(options.SAMPLERS) == set(SAMPLER_NAMES)
+    assert set(options.PRESETS) == {*PRESETS, *BLOCK_PRESETS, *CANVAS_PRESETS}
     assert set(options.EOS_RULES) == set(EOS_RULES)
     assert set(options.DTYPES) == set(DTYPES)
     assert set(options.TWINS) == {name.removeprefix("twin:") for name in twins.MODELS}

@@ -32,9 +32,9 @@ def test_the_table_lists_what_can_be_opened_and_what_is_refused():
     assert result.exit_code == 0
     for name in ("LLaDA-8B", "Dream-7B", "ModernBERT", "GPT-2", "iLLaDA", "Qwen3-0.6B-diffusion-mdlm"):
         assert name in result.output
-    for name in ("LLaDA2.0", "SDAR", "Fast-dLLM v2", "LLaDA-MoE", "mdlm-owt", "BD3-LM"):
+    for name in ("LLaDA2.0", "SDAR", "Fast-dLLM v2", "LLaDA-MoE", "mdlm-owt", "BD3-LM", "DiffusionGemma"):
         assert name in result.output.split("refused")[0]
-    for name in ("LLaDA2.2", "MMaDA", "Nemotron-Labs-Diffusion", "DiffusionGemma"):
+    for name in ("LLaDA2.2", "MMaDA", "Nemotron-Labs-Diffusion", "SEDD"):
         assert name in result.output.split("refused")[1]
     record = json.loads(invoke("--json").stdout)
     opened = {row["architecture"]: row for row in record["opened"]}
@@ -45,6 +45,8 @@ def test_the_table_lists_what_can_be_opened_and_what_is_refused():
         "in blocks of config.json's block_size",
     )
     assert opened["a2d"]["attends"].startswith("to all, or in blocks")
+    assert opened["diffusion-gemma"]["attends"].startswith("to its canvas")
+    assert opened["diffusion-gemma"]["mask"].startswith("none")
     assert (opened["fast-dllm-v2"]["shift"], opened["dream"]["attends"]) == (True, "to all")
     assert all(row["watched"] for row in record["opened"])
     assert all(row["reason"] for row in record["refused"])

@@ -230,7 +230,7 @@ def test_a_llada_with_another_structure_is_refused(field, value):
         ("NemotronLabsDiffusionModel", "Nemotron-Labs-Diffusion"),
         ("NemotronLabsDiffusionVLMModel", "Nemotron-Labs-Diffusion"),
         ("SEDD", "SEDD"),
-        ("DiffusionGemmaForBlockDiffusion", "DiffusionGemma"),
+        ("DiffusionGemmaModel", "parts of DiffusionGemma"),
     ],
 )
 @pytest.mark.parametrize("keys", [None, ["model.layers.0.self_attn.q_proj.weight", "model.transformer.wte.weight"]])

@@ -158,7 +158,7 @@ def test_an_unknown_sampler_gets_a_suggestion():
 
 
 def test_an_unknown_preset_gets_a_suggestion():
-    allowed = "llada, dream, llada2, llada2.1, sdar, fast-dllm-v2"
+    allowed = "llada, dream, llada2, llada2.1, sdar, fast-dllm-v2, diffusion-gemma"
     assert refusal(preset="drem") == f"unknown preset 'drem' (did you mean 'dream'?); allowed: {allowed}"
 
 

@@ -16,9 +16,9 @@ from jaxtyping import Float
 from floatscope.analysis.anchor_tables import head_anchors
 from floatscope.analysis.trace_view import TraceView, per_sample
 from floatscope.errors import UserError
-from floatscope.schema import HEAD_STATS, TOP_STATS, State
+from floatscope.schema import HEAD_STATS, TOP_STATS, UNDECIDED, State
 
-KEY_STATES = {"prompt": State.PROMPT, "masks": State.MASKED, "committed": State.COMMITTED}
+KEY_STATES = {"prompt": (State.PROMPT,), "masks": UNDECIDED, "committed": (State.COMMITTED,)}
 
 
 @per_sample
@@ -65,12 +65,13 @@ def masked_rows(view: TraceView) -> pd.DataFrame:
 
     `mass` is what an average masked row gives to the keys in that state at its step, `base` the same under uniform
     attention, their `ratio`. Mean over heads and over the steps with masked rows; a step without such keys counts 0.
+    Positions of noise count as masks.
     """
     has_masks = view.trace.count_rows("masked") > 0  # [step]
     if not has_masks.any():
         raise UserError(f"the trace of '{view.sample}' has no masked rows; only masked diffusion models have them")
     states = view.trace.arrays["states"][has_masks]
-    members = np.stack([states == state for state in KEY_STATES.values()], -1).astype(np.float32)
+    members = np.stack([np.isin(states, of) for of in KEY_STATES.values()], -1).astype(np.float32)
     mass = _set_shares(view.trace.received(group="masked")[has_masks], members)
     base = _set_shares(view.trace.uniform("masked")[has_masks], members)
     table = pd.DataFrame(

@@ -29,7 +29,7 @@ from jaxtyping import Bool, Float, Int
 from floatscope.analysis.detectors import Detector, detect, parse_detector
 from floatscope.analysis.tokens import classify_tokens
 from floatscope.errors import UserError, unknown_choice
-from floatscope.schema import RowSource, State
+from floatscope.schema import UNDECIDED, RowSource
 from floatscope.traces import Run, Trace, open_run
 
 COUNTED = ("answer", "all")
@@ -153,8 +153,8 @@ class TraceView:
 
     @cached_property
     def is_masked(self) -> Bool[np.ndarray, "step key"]:
-        """Which positions are masked at each step."""
-        return self.trace.arrays["states"] == State.MASKED
+        """Which positions have no committed token at each step: masks, or noise."""
+        return np.isin(self.trace.arrays["states"], UNDECIDED)
 
 
 Source = Run | Trace | TraceView | Iterable[Trace] | str | Path

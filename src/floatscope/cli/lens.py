@@ -93,7 +93,9 @@ def _read_lens(
     from floatscope.pipelines.prompting import encode_samples
     from floatscope.sampling.settings import resolve_sampling
 
-    new_tokens = resolve_sampling(model.spec.paradigm, block_size=model.spec.block_size, **settings).new_tokens
+    new_tokens = resolve_sampling(
+        model.spec.paradigm, block_size=model.spec.block_size, canvas_size=model.spec.canvas_size, **settings
+    ).new_tokens
     items = encode_samples(model, samples, chat, plan_layout(model, new_tokens))
     parts = []
     with limit_threads(model):

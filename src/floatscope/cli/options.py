@@ -37,10 +37,10 @@ ModelOpt = partial(typer.Option, rich_help_panel="Model")
 # The tables these names are keys of import torch; a test compares them.
 SAMPLERS = (
     *("ar", "confidence", "margin", "entropy", "random", "origin"),
-    *("pc", "threshold", "dynamic", "factor", "eb", "klass"),
+    *("pc", "threshold", "dynamic", "factor", "eb", "klass", "renoise"),
 )
 TWINS = ("arm", "mdm", "mdm-adapted")
-PRESETS = ("llada", "dream", "llada2", "llada2.1", "sdar", "fast-dllm-v2")
+PRESETS = ("llada", "dream", "llada2", "llada2.1", "sdar", "fast-dllm-v2", "diffusion-gemma")
 EOS_RULES = ("free", "never", "last")
 DTYPES = ("float32", "fp32", "bfloat16", "bf16", "float16", "fp16", "float64")
 DEVICE = re.compile(r"cpu|mps|auto|cuda(:\d+)?")

@@ -40,6 +40,9 @@ def check_edits(edits: Sequence[Edit], model: Model, canvas: CanvasState) -> Non
         rows = (OTHER_ROWS, *STATES, *canvas.regions.names)
         if isinstance(edit, RowEdit) and edit.queries is not None and edit.queries not in rows:
             raise unknown_choice(f"region in {edit}: the samples do not have", edit.queries, rows)
+        if model.spec.canvas_size is not None and isinstance(edit, CanvasEdit | Freeze):
+            why = "its text is encoded before a canvas" if isinstance(edit, CanvasEdit) else "its keys grow by canvases"
+            raise UserError(f"{edit} cannot act on {model.spec.name}, because {why}; edit the attention of its canvas")
         if isinstance(edit, Freeze) and model.spec.paradigm is Paradigm.ARM:
             raise UserError(f"{edit} needs the same queries at every step, but {model.spec.name} has new ones")
     for a, b in combinations(edits, 2):

@@ -33,7 +33,7 @@ from floatscope.interventions.key_rules import (
     RegionKeys,
 )
 from floatscope.sampling.randomness import step_keys, uniform
-from floatscope.schema import State
+from floatscope.schema import UNDECIDED, State
 
 EVIDENCE = "evidence"
 """The region with the words that give the answer."""
@@ -71,13 +71,13 @@ class SelectionContext:
         return self.canvas.valid.int().argmax(-1)
 
     def region(self, name: str) -> Bool[Tensor, "batch key"]:
-        """The positions of a region, or of a state (masked, committed, prompt)."""
-        states = {"masked": State.MASKED, "committed": State.COMMITTED, "prompt": State.PROMPT}
+        """The positions of a region, or of a state (masked, committed, prompt); noise counts as masked."""
+        states = {"masked": UNDECIDED, "committed": (State.COMMITTED,), "prompt": (State.PROMPT,)}
         regions = self.canvas.regions
         if name in regions.names and regions.member is not None:
             member: Tensor = regions.member.to(self.canvas.tokens.device)[..., regions.names.index(name)]
             return member
-        return self.canvas.states == int(states[name])
+        return torch.isin(self.canvas.states, torch.tensor(states[name], device=self.canvas.states.device))
 
     def anchor_type(self, name: str) -> Bool[Tensor, "batch key"]:
         """Which keys are of a type of anchors."""

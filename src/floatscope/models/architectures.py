@@ -109,6 +109,7 @@ class Architecture:
     has_experts: bool = False  # a file has a tensor for each expert, and the transformers class one for all
     published: Published = Published()
     block_settings: tuple[str, ...] = ()  # settings of config.json with the block size
+    canvas_setting: str = ""  # setting of the config with the canvas size of a model without a mask token
     block_names: str = NEVER  # names of checkpoints that attend in blocks, although their config does not say so
     ignored_keys: str = NEVER  # tensors of other heads, which are not read
     has_separator: bool = False  # texts end with a separator token, which must follow the answer
@@ -119,6 +120,8 @@ class Architecture:
     @property
     def attends(self) -> str:
         """Which positions a row attends to, for people."""
+        if self.canvas_setting:
+            return f"to its canvas, of config.json's {self.canvas_setting}, and to the text before it"
         if self.block_settings:
             size, names = self.published.block_size, " or ".join(self.block_settings)
             if size is None and self.block_names == NEVER:
@@ -273,6 +276,17 @@ ARCHITECTURES = (
         note="the files do not say whether it was trained in blocks (bd3lm); if so, give block_size= (dllm uses 32)",
     ),
     Architecture(
+        name="diffusion-gemma",
+        opens="DiffusionGemma, text only",
+        class_pattern="DiffusionGemmaForBlockDiffusion",
+        transformers_class="DiffusionGemmaForBlockDiffusion",
+        paradigm=Paradigm.MDM,
+        mask_source="none: its noise is uniform",
+        canvas_setting="canvas_length",
+        note="it reads images too, which is not supported: prompts are text",
+        watched="yes, its canvases; not the encoder of the text before them",
+    ),
+    Architecture(
         name="mdlm",
         opens="MDLM (mdlm-owt, mdlm-no_flashattn-fp32-owt, …)",
         class_pattern="MDLM",
@@ -379,9 +393,9 @@ REFUSED = (
         "SEDD", r"(?i:sedd\w*)", "its logits are ratios of probabilities and depend on the noise level of each step"
     ),
     Refusal(
-        "DiffusionGemma",
-        r"DiffusionGemma\w*",
-        "it has no mask token: its noise is uniform and its canvas attends to a prefix of keys; not supported yet",
+        "parts of DiffusionGemma",
+        r"DiffusionGemma(?!ForBlockDiffusion$)\w*",
+        "only DiffusionGemmaForBlockDiffusion has a language model head",
     ),
 )
 

@@ -56,7 +56,7 @@ def detect_capabilities(model: Model) -> Model:
         expected = [logits[0], _forward(model, [shorter])[0]]  # each sample alone
         batch = _build_canvas(model, [longer, shorter])
         has_position_ids = "position_ids" in model.forward_parameters  # else padding is refused in any case
-        supports_padding = not has_position_ids or _gives(expected, lambda: model.forward(batch))
+        supports_padding = not has_position_ids or _gives(expected, lambda: _run(model, batch))
         supports_cache = True
         if model.spec.paradigm is Paradigm.ARM:
             canvas = batch if has_position_ids and supports_padding else _build_canvas(model, [longer])
@@ -95,18 +95,28 @@ def _two_samples(model: Model) -> list[list[int]]:
 
 def _forward(model: Model, samples: list[list[int]]) -> Tensor:
     try:
-        logits = model.forward(_build_canvas(model, samples))
+        logits = _run(model, _build_canvas(model, samples))
     except torch.OutOfMemoryError:
         raise
     except LIBRARY_ERRORS as error:
         raise UserError(
             f"{_describe(model)} cannot be run on {len(samples[0])} tokens ({summarize_error(error)})"
         ) from error
-    if logits.shape[:2] != (len(samples), len(samples[0])):
-        raise UserError(
-            f"{_describe(model)} returns {logits.shape[1]} rows for {len(samples[0])} tokens; expected one per token"
-        )
+    rows = model.spec.canvas_size or len(samples[0])
+    if logits.shape[:2] != (len(samples), rows):
+        raise UserError(f"{_describe(model)} returns {logits.shape[1]} rows for {rows} tokens; expected one per token")
     return logits
+
+
+def _run(model: Model, canvas: CanvasState) -> Tensor:
+    """The logits of all rows, or of a canvas after the tokens."""
+    if model.spec.canvas_size is None:
+        return model.forward(canvas)
+    noise = torch.tensor(_ordinary_tokens(model, model.spec.canvas_size), device=model.device)
+    noise = noise.expand(len(canvas.tokens), -1)
+    tokens = torch.cat([canvas.tokens, noise], 1)
+    states = torch.cat([canvas.states, torch.full_like(noise, int(State.NOISE))], 1)
+    return model.canvas_forward()(CanvasState(tokens, states), None)
 
 
 def _check_direction(model: Model, logits: Tensor) -> None:

@@ -15,7 +15,7 @@ from floatscope.models.adapter import adapt_spec, check_base, read_adapter
 from floatscope.models.architectures import CAUSAL, Architecture
 from floatscope.models.bases import is_base_name
 from floatscope.models.names import display_name, find_checkpoint, find_weights, resolve_path, split_adapter
-from floatscope.models.prepared_checkpoint import build_empty_module, prepare_checkpoint
+from floatscope.models.prepared_checkpoint import build_empty_module, layer_configs, prepare_checkpoint
 from floatscope.models.spec import ModelSpec, infer_spec
 from floatscope.models.tokenizer import ModelTokenizer
 from floatscope.schema import Paradigm
@@ -121,7 +121,7 @@ def _build_description(
     dtype: str | None,
     has_published_size: bool = False,
 ) -> Description:
-    config = module.config
+    config = layer_configs(module.config)[0]
     heads, width = getattr(config, "num_attention_heads", None), getattr(config, "hidden_size", None)
     return Description(
         spec=spec,
@@ -154,6 +154,8 @@ def _token_names(spec: ModelSpec, tokenizer: ModelTokenizer | None) -> dict[str,
 def _samplers(spec: ModelSpec) -> tuple[str, ...]:
     from floatscope.sampling.samplers import SAMPLERS
 
+    if spec.canvas_size is not None:
+        return ("renoise",)
     return ("ar",) if spec.paradigm is Paradigm.ARM else tuple(name for name in SAMPLERS if name != "ar")
 
 

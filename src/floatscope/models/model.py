@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from floatscope.canvas import CanvasState, EndAlignment, Forward, crop_regions, move_columns
 from floatscope.capture.block_causal import block_causal_name, find_block_size, use_block_causal
 from floatscope.errors import UserError
+from floatscope.models.canvas_forward import CanvasForward
 from floatscope.models.spec import ModelSpec
 from floatscope.schema import Paradigm, RowSource
 
@@ -60,9 +61,12 @@ class Model:
 
     def __repr__(self) -> str:
         paradigm, size = self.spec.paradigm.label, self.spec.block_size
-        layers = getattr(getattr(self.module, "config", None), "num_hidden_layers", None)
+        config = getattr(self.module, "config", None)
+        text_config = getattr(config, "get_text_config", lambda: config)()
+        layers = getattr(text_config, "num_hidden_layers", None)
         parameters = sum(p.numel() for p in self.module.parameters())
         paradigm += "" if size is None else f" in blocks of {size}"
+        paradigm += "" if self.spec.canvas_size is None else f" on canvases of {self.spec.canvas_size}"
         parts = [paradigm, *([] if layers is None else [f"{layers} layers"]), f"{parameters:,} parameters"]
         dtype = str(self.dtype).removeprefix("torch.")
         return f"Model({self.spec.name}: {', '.join(parts)}, {dtype} on {self.device})"
@@ -85,6 +89,7 @@ class Model:
             "model": self.spec.name,
             **{name: getattr(self.spec, name) for name in names},
             **({} if self.spec.block_size is None else {"block_size": self.spec.block_size}),
+            **({} if self.spec.canvas_size is None else {"canvas_size": self.spec.canvas_size}),
             "remote_code": self.spec.uses_remote_code,
             "dtype": str(self.dtype).removeprefix("torch."),
         }
@@ -96,8 +101,13 @@ class Model:
 
     def forward(self, canvas: CanvasState, rows: slice | None = None) -> Float[Tensor, "batch row vocabulary"]:
         """Return the logits of `rows` (default: all); no cache, every position is computed."""
-        arguments = {"use_cache": False}
-        if self.spec.paradigm is Paradigm.MDM and self.spec.block_size is None:
+        spec, arguments = self.spec, {"use_cache": False}
+        if spec.canvas_size is not None:
+            raise UserError(
+                f"{spec.name} denoises a canvas over a text that is encoded before, so one forward over a whole text"
+                " does not exist; use fs.decode"
+            )
+        if spec.paradigm is Paradigm.MDM and spec.block_size is None:
             arguments["is_causal"] = False
         return self._logits(canvas, 0, slice(0, canvas.tokens.shape[1]) if rows is None else rows, arguments)
 
@@ -126,6 +136,12 @@ class Model:
             return self.forward(canvas, rows)
 
         return forward
+
+    def canvas_forward(self) -> CanvasForward:
+        """Return the forward of a model that denoises canvases, with the key-value cache of the text before them."""
+        if self.spec.canvas_size is None:
+            raise UserError(f"{self.spec.name} does not denoise canvases after a text; use forward")
+        return CanvasForward(self.module, self.spec)
 
     @cached_property
     def forward_parameters(self) -> frozenset[str]:

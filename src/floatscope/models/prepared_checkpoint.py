@@ -132,8 +132,16 @@ def build_config(architecture: Architecture, class_name: str, config: dict[str, 
             built = find_class(class_name).config_class.from_dict(settings)
     except (StrictDataclassError, *LIBRARY_ERRORS) as error:
         raise UserError(f"its config.json does not describe a {class_name} ({summarize_error(error)})") from error
-    _check_config(built)
+    for part in layer_configs(built):
+        _check_config(part)
     return built
+
+
+def layer_configs(config: Any) -> list[Any]:
+    """The config of the network that reads text; that of each layer, if its layers have different sizes."""
+    text_config = config.get_text_config()
+    is_heterogeneous = getattr(text_config, "is_heterogeneous", False)
+    return text_config.per_layer_config[:] if is_heterogeneous else [text_config]
 
 
 def find_class(name: str) -> Any:

@@ -27,6 +27,7 @@ SIGNATURE = {"written_by": "floatscope.write_random"}  # in config.json
 OWN_FILES = ("model*.safetensors*", "*token*.json", "vocab.json", "merges.txt", "chat_template.jinja")
 WEIGHT_STD = 0.3  # with the usual 0.02, a model this small attends to everything alike
 EXPERTS = 8
+CANVAS, WINDOW = 8, 12  # of DiffusionGemma
 CONDITIONING = 16  # width of the conditioning vector of a DiT
 SIZES = {"width": 64, "layers": 6, "heads": 4, "kv_heads": 4, "ffn": 192, "vocab_size": 512, "context": 4096}
 CONFIG_NAMES = {  # our names → those of a transformers config
@@ -47,6 +48,10 @@ LLAMA3_TEMPLATE = (
 CHATML_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+GEMMA_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}<start_of_turn>{{ message['role'] }}\n{{ message['content'] | trim }}"
+    "<end_of_turn>\n{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
 )
 LLADA2_TEMPLATE = (
     "{% for message in messages %}<role>{{ message['role'] | upper }}</role>{{ message['content'] }}<|role_end|>"
@@ -73,8 +78,10 @@ def write_random(folder: str | Path, architecture: str = "llada", seed: int = 0,
     Args:
         folder: a new or empty folder, or one that this function wrote before.
         architecture: a key of `RANDOM_ARCHITECTURES`: "llada", "dream", "llada2", "llada-moe", "sdar", "sdar-moe",
-            "fast-dllm-v2", "a2d", "mdlm", "bd3lm", "llama" or "bert". Mixtures have 8 experts of `ffn` / 2 hidden
-            units, 2 for a token. "mdlm" and "bd3lm" have 4 · `width` hidden units and `heads` heads of keys.
+            "fast-dllm-v2", "a2d", "mdlm", "bd3lm", "diffusion-gemma", "llama" or "bert". Mixtures have 8 experts of
+            `ffn` / 2 hidden units, 2 for a token. "mdlm" and "bd3lm" have 4 · `width` hidden units and `heads` heads of
+            keys. "diffusion-gemma" has canvases of 8, windows of 12 in two of three layers, and wider heads in the
+            third.
         seed: the seed of the weights.
         shards: the number of weight files.
         **sizes: width, layers, heads, kv_heads, ffn, vocab_size, context; the defaults are `SIZES`. If `vocab_size` is
@@ -110,6 +117,11 @@ def write_random(folder: str | Path, architecture: str = "llada", seed: int = 0,
         module = row.build(sizes, {"initializer_range": WEIGHT_STD, "tie_word_embeddings": False})
     checkpoint_tensors(module, row.file_format, shards)  # raises before any file is touched
     _prepare_folder(Path(folder))
+    text_config = module.config.get_text_config()
+    if text_config is not module.config:  # a config of several parts has the ids of tokens in that of the text
+        for name, token in ids.items():
+            setattr(text_config, name, token)
+        ids = {}
     extra_config: dict[str, int | str] = {**ids, **row.extra_config, **SIGNATURE}
     return write_checkpoint(
         folder, module, row.file_format, tokenizer=tokenizer, extra_config=extra_config, shards=shards
@@ -239,6 +251,33 @@ def _build_dit(sizes: dict[str, int], settings: dict[str, Any]) -> Any:
     return module
 
 
+def _build_diffusion_gemma(sizes: dict[str, int], settings: dict[str, Any]) -> Any:
+    from transformers import DiffusionGemmaConfig, DiffusionGemmaForBlockDiffusion
+
+    layers, head = sizes["layers"], sizes["width"] // sizes["heads"]
+    kinds = ["full_attention" if i % 3 == 2 or i == layers - 1 else "sliding_attention" for i in range(layers)]
+    text = {
+        **_config_sizes(sizes),
+        "head_dim": head,
+        "global_head_dim": 2 * head,
+        "num_global_key_value_heads": 1,
+        "layer_types": kinds,
+        "sliding_window": WINDOW,
+        "num_experts": EXPERTS,
+        "top_k_experts": 2,
+        "moe_intermediate_size": max(1, sizes["ffn"] // 2),
+        "initializer_range": settings["initializer_range"],
+    }
+    vision = {"num_hidden_layers": 1, "position_embedding_size": 4, "patch_size": 2, "pooling_kernel_size": 1}
+    vision |= {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 1, "num_key_value_heads": 1}
+    config = DiffusionGemmaConfig(text_config=text, vision_config={**vision, "head_dim": 8}, canvas_length=CANVAS)
+    module = DiffusionGemmaForBlockDiffusion(config)
+    for name, weights in [*module.named_parameters(), *module.named_buffers()]:
+        if re.search(r"norm\.weight|layer_scalar|scale$", name) and "embed" not in name:  # ones at first
+            weights.data += torch.randn(weights.shape) * WEIGHT_STD / 3
+    return module
+
+
 def _build_bert(sizes: dict[str, int], settings: dict[str, Any]) -> Any:
     from transformers import BertConfig, BertForMaskedLM
 
@@ -322,6 +361,13 @@ RANDOM_ARCHITECTURES = {
     ),
     "mdlm": RandomArchitecture(file_format="mdlm", build=_build_dit, **GPT2_TOKENS),
     "bd3lm": RandomArchitecture(file_format="bd3lm", build=_build_dit, **GPT2_TOKENS, extra_config={"block_size": 4}),
+    "diffusion-gemma": RandomArchitecture(
+        file_format="native",
+        build=_build_diffusion_gemma,
+        special_tokens={"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"},
+        extra_tokens=("<start_of_turn>", "<end_of_turn>"),
+        chat_template=GEMMA_TEMPLATE,
+    ),
     "llama": RandomArchitecture(
         file_format="native",
         build=_build_llama,

@@ -40,6 +40,7 @@ class ModelSpec:
     shift: bool = False  # the logits at row p predict position p + 1
     excludes_mask: bool = False  # the mask token has no probability, whatever its logit (MDLM's substitution)
     block_size: int | None = None  # an MDM that attends block-causally, in blocks of this size; None: to all positions
+    canvas_size: int | None = None  # an MDM without a mask token: it denoises canvases of this size after a cached text
     architecture: str = ""  # the row of the architecture table that opened it
     bos_id: int | None = None
     eos_id: int | None = None
@@ -56,7 +57,10 @@ class ModelSpec:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "paradigm", Paradigm(self.paradigm))
-        _check_block_size(self.block_size)
+        _check_size("block", self.block_size)
+        _check_size("canvas", self.canvas_size)
+        if self.canvas_size is not None:
+            _check_canvas_model(self)
         if self.block_size is not None and self.paradigm is Paradigm.ARM:
             raise UserError(
                 "block_size= is for masked diffusion models, and this model is autoregressive; leave it out, or give"
@@ -69,6 +73,13 @@ class ModelSpec:
         return tuple(dict.fromkeys(i for i in (self.eos_id, self.eot_id, *self.other_eos_ids) if i is not None))
 
     @property
+    def noise(self) -> str | None:
+        """What an undecided position holds: "mask", the mask token; "uniform", a random token; None in an ARM."""
+        if self.paradigm is Paradigm.ARM:
+            return None
+        return "mask" if self.canvas_size is None else "uniform"
+
+    @property
     def visibility(self) -> MaskStructure:
         """Which keys a row sees: all, those up to itself, or those up to the end of its block."""
         if self.block_size is not None:
@@ -78,6 +89,8 @@ class ModelSpec:
     @property
     def row_source(self) -> RowSource:
         """Which rows a step of decoding computes: all, or with a cache the new ones or those of the current block."""
+        if self.canvas_size is not None:
+            return RowSource.BLOCK
         if not self.supports_cache:
             return RowSource.ALL
         if self.paradigm is Paradigm.ARM:
@@ -108,6 +121,7 @@ def infer_spec(
         shift: overrides the architecture's shift; only for masked diffusion models.
         block_size: overrides the block size of the checkpoint; only for masked diffusion models.
     """
+    text_config = module.config.get_text_config()
     rows = module.get_input_embeddings().num_embeddings
     if tokenizer is not None and tokenizer.size > rows:
         raise UserError(f"its tokenizer has ids up to {tokenizer.size - 1}, but the model accepts 0 … {rows - 1}")
@@ -122,21 +136,22 @@ def infer_spec(
             "shift= is for masked diffusion models, and this model is autoregressive: its rows always predict the next"
             " position; leave it out, or give mask_id= too"
         )
-    if paradigm is Paradigm.MDM and mask is None:
+    has_masks = paradigm is Paradigm.MDM and not architecture.canvas_setting
+    if has_masks and mask is None:
         raise UserError(f"its mask token was not found in {architecture.mask_source}; give its id with mask_id=")
     if mask is not None and not (type(mask) is int and 0 <= mask < rows):
         raise UserError(f"mask id {printable(repr(mask))} is not a valid token id; expected 0 … {rows - 1}")
 
     def token_ids(role: str) -> list[int]:
         """The ids in the config, else the tokenizer's."""
-        value = getattr(module.config, f"{role}_token_id", None)
+        value = getattr(text_config, f"{role}_token_id", None)
         value = getattr(tokenizer, f"{role}_id", None) if value is None or value == [] else value
         return [i for i in (value if isinstance(value, list) else [value]) if type(i) is int and 0 <= i < rows]
 
     bos, eos, pad = (token_ids(role) for role in ("bos", "eos", "pad"))
     eot = None if tokenizer is None else tokenizer.eot_id
     first = _first_position(module)
-    positions = getattr(module.config, "max_position_embeddings", None)
+    positions = getattr(text_config, "max_position_embeddings", None)
     return ModelSpec(
         name=name,
         paradigm=paradigm,
@@ -144,6 +159,7 @@ def infer_spec(
         shift=architecture.shift if shift is None else shift,
         excludes_mask=architecture.excludes_mask,
         block_size=_find_block_size(architecture, name, config, block_size),
+        canvas_size=getattr(module.config, architecture.canvas_setting) if architecture.canvas_setting else None,
         architecture=architecture.name,
         bos_id=_first(bos),
         eos_id=_first(eos),
@@ -178,14 +194,25 @@ def _find_block_size(architecture: Architecture, name: str, config: Config, bloc
             f"its name says that it attends in blocks, and its config.json has no {architecture.block_settings[0]};"
             " give the size with block_size= (its authors use 32)"
         )
-    return _check_block_size(size)
+    return _check_size("block", size)
 
 
-def _check_block_size(size: Any) -> int | None:
+def _check_size(name: str, size: Any) -> int | None:
     if size is not None and (type(size) is not int or size < 1):
-        raise UserError(f"block size {printable(repr(size))} is not valid; expected a whole number of at least 1")
+        raise UserError(f"{name} size {printable(repr(size))} is not valid; expected a whole number of at least 1")
     checked: int | None = size
     return checked
+
+
+def _check_canvas_model(spec: ModelSpec) -> None:
+    if spec.paradigm is Paradigm.ARM:
+        raise UserError("canvas_size= is for masked diffusion models, and this model is autoregressive; leave it out")
+    for name, value in (("mask_id", spec.mask_id), ("block_size", spec.block_size), ("shift", spec.shift or None)):
+        if value is not None:
+            raise UserError(
+                f"this model denoises uniform noise on canvases of {spec.canvas_size}: it has no mask token, no blocks"
+                f" in its attention and no shift; leave out {name}="
+            )
 
 
 def _first(values: list[int]) -> int | None:

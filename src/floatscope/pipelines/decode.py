@@ -10,6 +10,7 @@ All arguments are checked here, and become a `Decoding`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -92,12 +93,15 @@ def decode(
     """
     _check_types(model, watch, regions, chat, infill, meta)
     spec = model.spec
-    if spec.paradigm is Paradigm.MDM and spec.mask_id is None:
+    if spec.noise == "mask" and spec.mask_id is None:
         raise UserError(f"{spec.name} has no mask token; open it with mask_id=")
     if watch is not None and watch.influence:
         input_embedding(model.module)  # raises if the model has none
     if watch is not None and watch.captures_experts:
         find_experts(model.module)  # raises if the model has none
+    if spec.canvas_size is not None:
+        _check_canvas_model(model, watch, infill, target_ids)
+        watch = None if watch is None else _without_rollout(watch)
     # 1. Settings. Infilling appends nothing and uses no chat template by default; targets set the number of new tokens.
     if infill:
         if sampling is None and settings.get("new_tokens") is None:
@@ -111,7 +115,9 @@ def decode(
         if sampling is None and settings.get("new_tokens") is None:
             settings["new_tokens"] = len(target_ids[0])
         settings["stop"] = False
-    sampling = resolve_sampling(spec.paradigm, preset, sampling=sampling, block_size=spec.block_size, **settings)
+    sampling = resolve_sampling(
+        spec.paradigm, preset, sampling=sampling, block_size=spec.block_size, canvas_size=spec.canvas_size, **settings
+    )
     # 2. Prompts.
     _check_suffix(model, suffix, sampling)
     ids = encode_prompts(model, prompts, chat)
@@ -177,6 +183,28 @@ def _check_types(
             raise UserError(f"{name} must be True or False, got {flag!r}")
     if meta is not None and not isinstance(meta, Mapping):
         raise UserError(f"meta must be a dict, got {meta!r}")
+
+
+def _check_canvas_model(model: Model, watch: Watch | None, infill: bool, target_ids: Any) -> None:
+    name = model.spec.name
+    if infill:
+        raise UserError(f"{name} has no mask token, so a prompt has no masks to fill; leave infill out")
+    if target_ids is not None:
+        raise UserError(f"{name} renoises what it does not accept, so targets cannot be forced; leave target_ids out")
+    if watch is not None and watch.influence:
+        raise UserError(
+            f"{name} conditions each step on the logits of the one before, so influence is not that of one forward;"
+            " leave influence out"
+        )
+    if watch is not None and "rollout" in (watch.fields or ()):
+        raise UserError(
+            f"rollout needs the attention of all rows, and that of {name}'s encoder is not captured; leave it out"
+        )
+
+
+def _without_rollout(watch: Watch) -> Watch:
+    """The watch without the rollout that its level includes."""
+    return replace(watch, fields=tuple(name for name in watch.selected_fields if name != "rollout"))
 
 
 def _check_suffix(model: Model, suffix: Sequence[int], sampling: Sampling) -> None:

@@ -30,7 +30,7 @@ from floatscope.interventions.notes import EditNote, EditWarning
 from floatscope.models.model import Model
 from floatscope.pipelines.canvas_layout import CanvasLayout
 from floatscope.pipelines.watched_forwards import build_recorder
-from floatscope.sampling import Sampling, autoregress, denoise
+from floatscope.sampling import Sampling, autoregress, denoise, renoise
 from floatscope.schema import Paradigm, RowSource
 from floatscope.traces import Trace
 from floatscope.traces.recorder import Recorder
@@ -271,7 +271,7 @@ def _run_steps(
     The generator holds no reference to its `Decoding`: when that is dropped, the watcher is detached.
     """
     spec = model.spec
-    is_cached = rows is not RowSource.ALL
+    is_cached = rows is not RowSource.ALL and spec.canvas_size is None
 
     def begin(canvas: CanvasState, is_step: bool) -> None:
         if watcher is not None and (is_step or watcher.follows_prefix(canvas)):
@@ -279,6 +279,20 @@ def _run_steps(
             watcher.begin(canvas, first_row=None if sampling.arguments.get("editing") is None else 0)
 
     run_cached = model.cached_forward(begin) if is_cached else None
+    run_canvas = None if spec.canvas_size is None else model.canvas_forward()
+
+    def forward_canvas(canvas: CanvasState, conditioning: Tensor | None) -> Tensor:
+        assert run_canvas is not None
+        try:
+            run_canvas.encode(canvas)  # before the watched forward begins: the encoder's attention is not captured
+            if intervention is not None and watcher is not None and intervention.needs_preview(canvas):
+                watcher.begin(canvas, first_row=0)
+                run_canvas(canvas, conditioning)
+            if watcher is not None:
+                watcher.begin(canvas, first_row=0)
+            return run_canvas(canvas, conditioning)
+        except torch.OutOfMemoryError as error:
+            raise _explain_out_of_memory(model, canvas) from error
 
     def forward(canvas: CanvasState, rows: slice) -> Tensor:
         if intervention is not None and watcher is not None:
@@ -298,6 +312,17 @@ def _run_steps(
         if spec.paradigm is Paradigm.ARM:
             steps = autoregress(
                 forward, canvas, sampling, end_ids=spec.stop_ids, samples=samples, target_ids=target_ids
+            )
+        elif spec.canvas_size is not None:
+            steps = renoise(
+                forward_canvas,
+                canvas,
+                sampling,
+                canvas_size=spec.canvas_size,
+                vocab_size=model.vocab_size,
+                end_ids=spec.stop_ids,
+                samples=samples,
+                pad_id=spec.pad_id or 0,
             )
         else:
             assert spec.mask_id is not None
@@ -335,7 +360,7 @@ def _explain_out_of_memory(model: Model, canvas: CanvasState) -> UserError:
     """Run one sample to measure its memory, and say how many would fit."""
     batch, length = canvas.tokens.shape
     device, advice = canvas.tokens.device, "give shorter prompts, fewer new tokens, or another device or dtype"
-    if batch > 1 and device.type == "cuda":
+    if batch > 1 and device.type == "cuda" and model.spec.canvas_size is None:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
         free, before = torch.cuda.mem_get_info(device)[0], torch.cuda.memory_allocated(device)

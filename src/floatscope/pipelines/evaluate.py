@@ -137,7 +137,9 @@ def plan_part(
     if (extra_masks or filler) and model.spec.paradigm is not Paradigm.MDM:
         raise UserError(f"{model.spec.name} is autoregressive: nothing can stand after its answer")
     settings = {name: value for name, value in settings.items() if value is not None}
-    sampling = resolve_sampling(model.spec.paradigm, preset, block_size=model.spec.block_size, **settings)
+    sampling = resolve_sampling(
+        model.spec.paradigm, preset, block_size=model.spec.block_size, canvas_size=model.spec.canvas_size, **settings
+    )
     if nll_only and not has_nll(model, sampling):
         raise UserError(
             f"{model.spec.name} writes no end of text, and the likelihood of an answer includes its end; use a model"

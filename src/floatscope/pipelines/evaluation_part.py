@@ -98,7 +98,12 @@ class EvaluationPart(PredictionPart):
     @property
     def sampling(self) -> Sampling:
         """The sampling settings, with all defaults filled in."""
-        return resolve_sampling(self.model.spec.paradigm, block_size=self.model.spec.block_size, **self.arguments)
+        return resolve_sampling(
+            self.model.spec.paradigm,
+            block_size=self.model.spec.block_size,
+            canvas_size=self.model.spec.canvas_size,
+            **self.arguments,
+        )
 
     @property
     def sample_ids(self) -> list[str]:

@@ -116,7 +116,9 @@ def plan_stress(
     check_kind(kind, model.spec)
     all_points, path = build_points(kind, samples, seed=seed, **(options or {})), Path(out)
     given = {name: settings.get(name) for name in ("preset", "sampling", "new_tokens")}
-    sampling = resolve_sampling(model.spec.paradigm, block_size=model.spec.block_size, **given)
+    sampling = resolve_sampling(
+        model.spec.paradigm, block_size=model.spec.block_size, canvas_size=model.spec.canvas_size, **given
+    )
     fitting_points = _drop_long_samples(model, all_points, template, chat, sampling.new_tokens, seed)
     parts = [
         plan_part(

@@ -146,7 +146,12 @@ class StudyInput:
         """The samples as the model will read them."""
         settings = self.settings
         given = {name: settings.get(name) for name in ("preset", "sampling", "new_tokens")}
-        sampling = resolve_sampling(self.model.spec.paradigm, block_size=self.model.spec.block_size, **given)
+        sampling = resolve_sampling(
+            self.model.spec.paradigm,
+            block_size=self.model.spec.block_size,
+            canvas_size=self.model.spec.canvas_size,
+            **given,
+        )
         config = PromptConfig(load_template(settings.get("template", "default")))
         return build_items(self.model, samples, config, settings.get("chat"), sampling.new_tokens, self.seed)[0]
 

@@ -141,7 +141,9 @@ def plan_trace(
     given = {name: value for name, value in settings.items() if value is not None}
     if "sampling" not in given:
         given.setdefault("stop", False)
-    sampling = resolve_sampling(model.spec.paradigm, preset, block_size=model.spec.block_size, **given)
+    sampling = resolve_sampling(
+        model.spec.paradigm, preset, block_size=model.spec.block_size, canvas_size=model.spec.canvas_size, **given
+    )
     layout = plan_layout(model, sampling.new_tokens)
     listed = [samples] if isinstance(samples, str) else samples
     part = TracePart(

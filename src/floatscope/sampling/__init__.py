@@ -2,7 +2,18 @@
 
 from floatscope.sampling.autoregression import autoregress
 from floatscope.sampling.denoising import denoise
+from floatscope.sampling.renoising import renoise
 from floatscope.sampling.samplers import SAMPLERS
-from floatscope.sampling.settings import BLOCK_PRESETS, PRESETS, Sampling, resolve_sampling
+from floatscope.sampling.settings import BLOCK_PRESETS, CANVAS_PRESETS, PRESETS, Sampling, resolve_sampling
 
-__all__ = ["BLOCK_PRESETS", "PRESETS", "SAMPLERS", "Sampling", "autoregress", "denoise", "resolve_sampling"]
+__all__ = [
+    "BLOCK_PRESETS",
+    "CANVAS_PRESETS",
+    "PRESETS",
+    "SAMPLERS",
+    "Sampling",
+    "autoregress",
+    "denoise",
+    "renoise",
+    "resolve_sampling",
+]

@@ -20,6 +20,16 @@ from floatscope.syntax import format_call, merge_arguments, parse_call
 SCHEDULES = ("even", "time")
 CONFIDENCE_SOURCES = ("model", "drawn")
 EOS_RULES = ("free", "never", "last")
+RENOISING_ARGUMENTS = {
+    "entropy_bound": 0.1,
+    "t_max": 0.8,
+    "t_min": 0.4,
+    "stability_threshold": 1,
+    "confidence_threshold": 0.005,
+}
+"""Of `renoise`, the sampler of models without a mask token; names and values are those of DiffusionGemma."""
+RENOISING_STEPS = 48
+SAMPLER_NAMES = ("ar", *SAMPLERS, "renoise")
 MAX_COUNT = 10**6
 MAX_HISTORY = 100
 TEMPERATURE_RANGE = (1e-6, 1e6)  # what fp32 can resolve; 0 means the most likely token
@@ -39,7 +49,7 @@ class Sampling:
     sampler: str  # as people write it, "threshold(tau=0.6)"; once resolved, its name alone
     arguments: Mapping[str, Any] = field(default_factory=dict)  # of the sampler, once resolved
     new_tokens: int = 32
-    steps: int | None = None  # None: one step per masked position; of each block if the model attends in blocks
+    steps: int | None = None  # None: one per masked position; of each block, or canvas, if the model has such
     block: int | None = None  # the block length; None: one block, or the blocks of the model's attention
     schedule: str = "even"  # even: ⌊M/steps⌋ a step, the first M mod steps one more | time: int(M(1 − t'/t)), then all
     eps: float = 1e-3  # where the time of `time` and of `origin` ends
@@ -83,6 +93,16 @@ BLOCK_PRESETS: dict[str, dict[str, Any]] = {
     }.items()
 }
 """Presets of models that attend in blocks. Blocks are the model's own, with one step per position."""
+CANVAS_PRESETS: dict[str, dict[str, Any]] = {
+    "diffusion-gemma": {
+        "sampler": "renoise",
+        "new_tokens": 256,
+        "steps": RENOISING_STEPS,
+        "confidence_from": "drawn",
+        "stop": True,
+    },
+}
+"""Presets of models without a mask token, which denoise one canvas after another."""
 
 
 def resolve_sampling(
@@ -91,15 +111,18 @@ def resolve_sampling(
     *,
     sampling: Sampling | None = None,
     block_size: int | None = None,
+    canvas_size: int | None = None,
     **settings: Any,
 ) -> Sampling:
     """Build and check the settings: the defaults of the paradigm, then the preset or `sampling`, then `settings`.
 
     Args:
         paradigm: how the model decodes.
-        preset: a name of `PRESETS`, for masked diffusion models; of `BLOCK_PRESETS` if the model attends in blocks.
+        preset: a name of `PRESETS`, for masked diffusion models; of `BLOCK_PRESETS` if the model attends in blocks, of
+            `CANVAS_PRESETS` if it has no mask token.
         sampling: all settings as one value, instead of a preset.
         block_size: of a model that attends in blocks; None: it does not.
+        canvas_size: of a model without a mask token; None: it has one, or is autoregressive.
         **settings: fields of `Sampling` (except `arguments`); None counts as not given. `sampler` is written with its
             arguments, as in "threshold(tau=0.95)".
     """
@@ -107,36 +130,59 @@ def resolve_sampling(
     for name in settings:
         if name not in allowed:
             raise unknown_choice("setting of decode", name, allowed)
-    presets = PRESETS if block_size is None else BLOCK_PRESETS
+    presets = CANVAS_PRESETS if canvas_size is not None else PRESETS if block_size is None else BLOCK_PRESETS
     if preset is not None:
-        _check_preset(preset, paradigm, block_size)
-    defaults = {"sampler": "ar", "stop": True} if paradigm is Paradigm.ARM else {"sampler": "confidence"}
+        _check_preset(preset, paradigm, block_size, canvas_size)
+    defaults: dict[str, Any] = {"sampler": "confidence"}
+    if paradigm is Paradigm.ARM:
+        defaults = {"sampler": "ar", "stop": True}
+    elif canvas_size is not None:
+        defaults = {"sampler": "renoise", "stop": True}
     overrides = {name: value for name, value in settings.items() if value is not None}
     values = {**defaults, **presets.get(preset or "", {}), **_as_settings(sampling, preset), **overrides}
     if paradigm is Paradigm.ARM and values.get("steps") == values.get("new_tokens", Sampling.new_tokens):
         values.pop("steps", None)  # one step per token, as an ARM takes anyway
     name, arguments = parse_call(str(values.pop("sampler")))
-    if name not in ("ar", *SAMPLERS):
-        raise unknown_choice("sampler", name, ("ar", *SAMPLERS))
-    if (name == "ar") != (paradigm is Paradigm.ARM):
-        kind = "an autoregressive model, which takes 'ar'" if paradigm is Paradigm.ARM else "a masked diffusion model"
-        takes = "" if paradigm is Paradigm.ARM else f", which takes {', '.join(SAMPLERS)}"
-        raise UserError(f"sampler '{name}' is not for {kind}{takes}")
+    _check_sampler_name(name, paradigm, canvas_size)
+    if name == "renoise" and values.get("steps") is None:
+        values["steps"] = RENOISING_STEPS
     if preset is not None and name in SAMPLERS and SAMPLERS[name].pace == "adaptive" and settings.get("steps") is None:
         values.pop("steps", None)  # from a preset: this sampler decides its own
-    default_arguments = {} if name == "ar" else SAMPLERS[name].arguments
+    own_arguments: dict[str, dict[str, Any]] = {"ar": {}, "renoise": RENOISING_ARGUMENTS}
+    default_arguments = own_arguments[name] if name in own_arguments else SAMPLERS[name].arguments
     arguments = merge_arguments("sampler", name, arguments, default_arguments)
     resolved = Sampling(sampler=name, arguments=arguments, **values)
     _check_sampling(resolved, block_size)
     return resolved
 
 
-def _check_preset(preset: Any, paradigm: Paradigm, block_size: int | None) -> None:
-    every = {**PRESETS, **BLOCK_PRESETS}
+def _check_sampler_name(name: str, paradigm: Paradigm, canvas_size: int | None) -> None:
+    if name not in SAMPLER_NAMES:
+        raise unknown_choice("sampler", name, SAMPLER_NAMES)
+    takes: tuple[str, ...]
+    if paradigm is Paradigm.ARM:
+        kind, takes = "an autoregressive model", ("ar",)
+    elif canvas_size is not None:
+        kind, takes = "a model without a mask token", ("renoise",)
+    else:
+        kind, takes = "a masked diffusion model", tuple(SAMPLERS)
+    if name not in takes:
+        listed = f"'{takes[0]}'" if len(takes) == 1 else ", ".join(takes)
+        raise UserError(f"sampler '{name}' is not for {kind}, which takes {listed}")
+
+
+def _check_preset(preset: Any, paradigm: Paradigm, block_size: int | None, canvas_size: int | None) -> None:
+    every = {**PRESETS, **BLOCK_PRESETS, **CANVAS_PRESETS}
     if not isinstance(preset, str) or preset not in every:
         raise unknown_choice("preset", str(preset), every)
     if paradigm is Paradigm.ARM:
         raise UserError(f"preset '{preset}' is for masked diffusion models, and this is an autoregressive model")
+    if (canvas_size is None) == (preset in CANVAS_PRESETS):
+        own = CANVAS_PRESETS if canvas_size is not None else PRESETS if block_size is None else BLOCK_PRESETS
+        has = ("without", "has one") if canvas_size is None else ("with", "has none")
+        raise UserError(
+            f"preset '{preset}' is for models {has[0]} a mask token, and this one {has[1]}; use {' or '.join(own)}"
+        )
     if block_size is None and preset in BLOCK_PRESETS:
         raise UserError(
             f"preset '{preset}' is for models that attend in blocks, and this one attends to all positions; use"
@@ -170,6 +216,9 @@ def _check_sampling(sampling: Sampling, block_size: int | None) -> None:
         raise UserError(f"stop must be True or False, got {sampling.stop!r}")
     if sampling.sampler == "ar":
         _check_autoregressive(sampling)
+        return
+    if sampling.sampler == "renoise":
+        _check_renoising(sampling)
         return
     name, arguments = sampling.sampler, sampling.arguments
     if sampling.order_temperature and SAMPLERS[name].select is not select_top:
@@ -235,6 +284,33 @@ def _check_autoregressive(sampling: Sampling) -> None:
             raise UserError(f"{name} does not apply to 'ar', which generates one token per step; leave it out")
     if sampling.new_tokens < 1:
         raise UserError("an autoregressive model only appends: new_tokens must be at least 1")
+
+
+def _check_renoising(sampling: Sampling) -> None:
+    default = Sampling("renoise")
+    for name in ("block", "schedule", "temperature", "top_p", "top_k", "order_temperature", "guidance", "eos"):
+        if getattr(sampling, name) != getattr(default, name):
+            instead = ": its temperature falls from t_max to t_min" if name == "temperature" else ""
+            raise UserError(f"{name} does not apply to 'renoise'{instead}; leave it out")
+    if sampling.new_tokens < 1:
+        raise UserError(
+            "this model fills whole canvases after the prompt: new_tokens must be at least 1, got"
+            f" {sampling.new_tokens}"
+        )
+    for name in ("entropy_bound", "confidence_threshold"):
+        value = sampling.arguments[name]
+        if not 0 < value < float("inf"):
+            raise UserError(f"{name} of sampler 'renoise' is an entropy above 0, got {value:g}")
+    t_max, t_min = sampling.arguments["t_max"], sampling.arguments["t_min"]
+    coldest, hottest = TEMPERATURE_RANGE
+    if not coldest <= t_min <= t_max <= hottest:
+        raise UserError(
+            f"sampler 'renoise' takes temperatures from {coldest:g} to {hottest:g} with t_min at most t_max, got"
+            f" t_min={t_min:g} and t_max={t_max:g}"
+        )
+    if not 0 <= sampling.arguments["stability_threshold"] <= MAX_HISTORY:
+        given = sampling.arguments["stability_threshold"]
+        raise UserError(f"stability_threshold of sampler 'renoise' must be 0 to {MAX_HISTORY} steps, got {given}")
 
 
 def _check_blocks(sampling: Sampling) -> None:

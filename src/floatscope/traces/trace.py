@@ -25,6 +25,7 @@ from floatscope.schema import (
     MIN_ANCHOR_LIFT,
     MIN_VISIBLE_ROWS,
     ON_REQUEST,
+    UNDECIDED,
     MaskKind,
     MaskStructure,
     RowSource,
@@ -118,11 +119,19 @@ class Trace:
 
     @property
     def is_last_commit(self) -> Bool[np.ndarray, " commit"]:
-        """Which commits write the final token of their position: all of them, without token editing."""
+        """Which commits write the final token of their position: all, without token editing and renoising."""
         position = self.arrays["commit_position"][::-1]  # commits are in the order of their steps
         is_last = np.zeros(len(position), bool)
         is_last[np.unique(position, return_index=True)[1]] = True
         return is_last[::-1]
+
+    @property
+    def is_renoised(self) -> Bool[np.ndarray, "step key"]:
+        """Which positions lose their committed token to noise again at each step (renoising)."""
+        states = self.arrays["states"]
+        is_renoised = np.zeros(states.shape, bool)
+        is_renoised[:-1] = (states[:-1] == State.COMMITTED) & (states[1:] == State.NOISE)
+        return is_renoised
 
     def require(self, name: str, remedy: str = "") -> Array:
         """Return a stored array; raise a `UserError` with a remedy if the trace does not store it."""
@@ -342,13 +351,13 @@ class Trace:
         if group == "predicting":
             rows = set(zip(self.arrays["commit_step"].tolist(), self.arrays["commit_row"].tolist(), strict=True))
             return np.bincount([step for step, _ in rows], minlength=len(self.arrays["keys"]))
-        state = {"masked": State.MASKED, "committed": State.COMMITTED}.get(group)
-        if state is None:
+        states = {"masked": UNDECIDED, "committed": (State.COMMITTED,)}.get(group)
+        if states is None:
             return self.arrays["queries"]
         key = np.arange(self.arrays["states"].shape[1])
         keys, queries = self.arrays["keys"][:, None], self.arrays["queries"][:, None]
         is_new = (key < keys) & (key >= keys - queries)
-        counts: Array = (is_new & (self.arrays["states"] == state)).sum(1)
+        counts: Array = (is_new & np.isin(self.arrays["states"], states)).sum(1)
         return counts
 
     def _accumulate_counts(self, new: Array, is_running: bool) -> Array:
