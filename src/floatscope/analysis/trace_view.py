@@ -29,7 +29,7 @@ from jaxtyping import Bool, Float, Int
 from floatscope.analysis.detectors import Detector, detect, parse_detector
 from floatscope.analysis.tokens import classify_tokens
 from floatscope.errors import UserError, unknown_choice
-from floatscope.schema import UNDECIDED
+from floatscope.schema import UNDECIDED, RowSource
 from floatscope.traces import Run, Trace, open_run
 
 COUNTED = ("answer", "all")
@@ -71,9 +71,9 @@ class TraceView:
 
     @property
     def has_all_rows(self) -> Bool[np.ndarray, " step"]:
-        """Whether the forward of a step had all rows: at every step, or with a cache at the first. Analyses of single
-        heads read these steps."""
-        return self.trace.arrays["queries"] == self.keys
+        """Whether the forward of a step had all rows: at every step, or with a cache at the first. With a cache of
+        finished blocks, every step has all rows of its block. Analyses of single heads read these steps."""
+        return (self.trace.arrays["queries"] == self.keys) | (self.trace.meta.get("rows") == RowSource.BLOCK)
 
     @cached_property
     def received(self) -> Float[np.ndarray, "step layer key"]:

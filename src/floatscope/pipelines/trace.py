@@ -32,11 +32,12 @@ from safetensors import SafetensorError, safe_open
 from floatscope.capture.watcher import Watch
 from floatscope.errors import UserError
 from floatscope.files.sizes import format_size
+from floatscope.interventions.checks import count_layers_and_heads
 from floatscope.models.model import Model
 from floatscope.models.untrained import untrained
 from floatscope.pipelines.batching import limit_threads, make_batches
 from floatscope.pipelines.canvas_layout import CanvasLayout, plan_layout
-from floatscope.pipelines.decode import decode
+from floatscope.pipelines.decode import decode, supported_watch
 from floatscope.pipelines.job import Batch, Event, Job, Part, run_job
 from floatscope.pipelines.prompting import PromptItem, batch_regions, encode_samples, uses_chat_template
 from floatscope.sampling import Sampling
@@ -146,7 +147,7 @@ def plan_trace(
         path=Path(out),
         items=encode_samples(model, listed, chat, layout, build_prompt or load_template("default").prompt),
         layout=layout,
-        watch=watch or Watch(),
+        watch=supported_watch(model, watch or Watch()),
         sampling=sampling,
         chat=uses_chat_template(model, chat),
         batch_size=batch_size,
@@ -302,26 +303,26 @@ class TraceJob(Job):
 
     @cached_property
     def forecast(self) -> Forecast | None:
-        """The size of all runs together, at most (token editing adds to it); None where the model's config names no
-        layers and heads."""
+        """The size of all runs together, at most (token editing and renoising add to it); None where the model's config
+        names no layers and heads."""
         part = self.parts[0]
-        config: Any = getattr(part.model.module, "config", None)
-        layers, heads = (getattr(config, f"num_{kind}", None) for kind in ("hidden_layers", "attention_heads"))
+        layers, heads = count_layers_and_heads(part.model)
         if not isinstance(layers, int) or not isinstance(heads, int):
             return None
         layout, prompt = part.layout, round(np.mean([len(item.ids) for item in part.items]))
         to_fill = layout.length(prompt) - prompt - len(layout.suffix)  # token editing adds to it
+        canvases = 1 if part.model.spec.canvas_size is None else layout.filled_tokens // layout.canvas_size
         return forecast(
             level=None if part.watch.fields is not None else part.watch.level,
             fields=part.watch.fields,
             samples=self.total,
-            steps=to_fill if layout.block_size > 1 else part.sampling.steps or to_fill,
+            steps=to_fill if layout.block_size > 1 else canvases * (part.sampling.steps or to_fill),
             layers=layers,
             heads=heads,
             keys=layout.longest_forward(prompt),
             regions=round(np.mean([len(item.tokens) + 1 for item in part.items])),
             commits=to_fill,
-            queries=prompt if layout.grows else None,
+            queries=prompt if layout.grows else part.model.spec.canvas_size,
             positions=layout.length(prompt) if layout.grows else None,
             influence=part.watch.influence,
         )
