@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from transformers.models.diffusion_gemma.generation_diffusion_gemma import EntropyBoundSamplerConfig
 
 import floatscope as fs
+from floatscope.cli.view import CanvasView
+from floatscope.reports.explorer import build_payload
 from floatscope.sampling.randomness import gumbel, step_keys, uniform
 from floatscope.schema import State
 
@@ -239,3 +243,58 @@ def test_an_edit_of_the_attention_acts_on_the_canvas(model):
     matrix = out.trace.arrays["matrix"]
     assert (matrix == 0).any()
     assert out.doses[0] > 0
+
+
+def test_the_spec_says_what_the_model_is(model, tmp_path):
+    spec = model.spec
+    assert (spec.paradigm, spec.noise, spec.canvas_size) == (fs.Paradigm.MDM, "uniform", CANVAS)
+    assert (spec.mask_id, spec.block_size, spec.shift) == (None, None, False)
+    assert type(model.module).__name__ == "DiffusionGemmaForBlockDiffusion"
+    assert "canvases of 8" in repr(model)
+    assert model.metadata["canvas_size"] == CANVAS
+    folder = fs.write_random(tmp_path / "m", "diffusion-gemma", **TINY)
+    refuse(lambda: fs.load(folder, device="cpu", mask_id=3), "no mask token", "leave out mask_id=")
+    refuse(lambda: fs.load(folder, device="cpu", block_size=4), "leave out block_size=")
+    refuse(lambda: fs.load(folder, device="cpu", shift=True), "leave out shift=")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"canvas_length": 0}))
+    refuse(lambda: fs.load(folder, device="cpu"), "canvas size 0 is not valid", "at least 1")
+
+
+def test_a_forward_over_a_whole_text_is_refused(model):
+    out = fs.decode(model, [random_prompt(4, 0)], new_tokens=8, steps=2)
+    refuse(lambda: model.forward(out.steps[0].before), "denoises a canvas", "use fs.decode")
+    refuse(lambda: fs.final_state(out), "denoises a canvas")
+
+
+def test_a_trace_file_keeps_noise_and_the_explorer_shows_it(model, tmp_path):
+    settings = {"new_tokens": 12, "steps": 5, "stop": False}
+    run = fs.trace(model, ["Where does Mira live?", "Who sings?"], tmp_path / "run", batch_size=2, **settings)
+    assert run[0].meta["rows"] == "block"
+    assert "rollout" not in run[0].meta["fields"]
+    alone = fs.trace(model, ["Where does Mira live?", "Who sings?"], tmp_path / "alone", batch_size=1, **settings)
+    for one, other in zip(run, alone, strict=True):
+        assert (one.arrays["states"] == State.NOISE).any()
+        np.testing.assert_array_equal(one.arrays["states"], other.arrays["states"])
+        np.testing.assert_array_equal(one.arrays["tokens"], other.arrays["tokens"])
+    payload = build_payload(run[0], "gemma")
+    noise = [change for change in payload["changes"] if change[3] == State.NOISE]
+    assert len(noise) > run[0].is_renoised.sum() > 0
+    figure = run[0].plot(path=tmp_path / "map.png")
+    assert "noise" in " ".join(text.get_text() for text in figure.legends[0].get_texts())
+    table = fs.analysis.masked_rows(run)
+    assert np.isfinite(table["mass"]).all()
+
+
+def test_the_terminal_counts_noise_and_renoised_positions(model):
+    out = fs.decode(model, [random_prompt(9, 4)], new_tokens=16, steps=6)
+    view, records = CanvasView(out, None, Console(width=80)), []
+    for step in out:
+        view.count(step)
+        records.append(view.record(step))
+        line = str(view._counters(step))
+        assert f"{int(step.after.noise.sum())} noise" in line
+        assert view.committed == int((step.after.states == State.COMMITTED).sum())
+    renoised = [position for record in records for position in record.get("renoised", [])]
+    assert len(renoised) == view.renoised > 0
+    assert "canvas 2/2" in line

@@ -155,6 +155,10 @@ def _predicts(row: Architecture) -> str:
     return "p + 1" if row.shift else "p"
 
 
+def _label_canvas(size: int) -> str:
+    return f"on canvases of {size}: to the canvas, and to the text before it"
+
+
 def _print_description(console: Console, description: Description) -> None:
     from rich.table import Table
 
@@ -174,8 +178,8 @@ def _print_description(console: Console, description: Description) -> None:
         "network": f"{description.layers} layers, {description.heads} heads of {description.head_dim}{grouped}",
         "vocabulary": str(description.vocab_size),
         "context": str(spec.context),
-        "mask": format_token("mask", spec.mask_id),
-        "attends": spec.visibility.label,
+        "mask": "none, its noise is uniform" if spec.noise == "uniform" else format_token("mask", spec.mask_id),
+        "attends": spec.visibility.label if spec.canvas_size is None else _label_canvas(spec.canvas_size),
         "row p predicts": "position p + 1" if spec.shift else "position p",
         "bos, eos": f"{format_token('bos', spec.bos_id)}, {format_token('eos', spec.eos_id)}",
         "end of turn": format_token("eot", spec.eot_id),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from floatscope.canvas import Step
     from floatscope.pipelines.decoding import Decoding
 
-MASK, PARTIAL = "░░", "·"  # a masked position; a token that ends inside a character
+MASK, NOISE, PARTIAL = "░░", "▒▒", "·"  # a masked position; a random token; a token that ends inside a character
 PROMPT_TOKENS = 48  # of the prompt before the first mask; anchors further back are named below the canvas
 ANCHORS = 3
 FRAME_LINES = 6  # around the canvas: the panel, the counters, the anchors
@@ -36,6 +36,7 @@ class CanvasView:
     def __init__(self, out: Decoding, layer: int | None, console: Console | None = None) -> None:
         self.out, self.layer, self.console = out, layer, console
         self.start, self.committed, self.forwards = time.monotonic(), 0, 0
+        self.renoised = 0
         self.edited: set[int] = set()  # positions whose token was overwritten, so far
 
     def render(self, step: Step, height: int | None = None) -> Panel:
@@ -61,6 +62,8 @@ class CanvasView:
             for position, token, confidence, is_edit in zip(*columns, step.is_edit.tolist(), strict=True)
         ]
         record: dict[str, Any] = {"step": step.before.step, "commits": written}
+        if bool(step.is_renoised[0].any()):
+            record["renoised"] = (step.is_renoised[0].nonzero()[:, 0] - first).tolist()
         if step.before.block is not None:
             record["block"] = (step.before.block[0] - first).clamp_min(0).tolist()
         if self.layer is not None:
@@ -73,7 +76,9 @@ class CanvasView:
 
     def count(self, step: Step) -> None:
         """Add a step to the counters."""
-        self.committed += len(step.commits) - int(step.is_edit.sum())
+        renoised = int(step.is_renoised.sum())
+        self.committed += len(step.commits) - int(step.is_edit.sum()) - renoised
+        self.renoised += renoised
         self.edited |= set(step.commits.position[step.is_edit].tolist())
         self.forwards += 1
 
@@ -99,16 +104,16 @@ class CanvasView:
         after = step.after
         tokens, valid, masked = after.tokens[0].tolist(), after.valid[0].tolist(), after.masked[0].tolist()
         new = dict(zip(step.commits.position.tolist(), step.commits.confidence.tolist(), strict=True))
-        committed = (after.states[0] == State.COMMITTED).tolist()
-        first = next((i for i in range(len(tokens)) if masked[i] or committed[i]), len(tokens))
+        committed, noise = (after.states[0] == State.COMMITTED).tolist(), after.noise[0].tolist()
+        first = next((i for i in range(len(tokens)) if masked[i] or committed[i] or noise[i]), len(tokens))
         start = max(valid.index(True), first - PROMPT_TOKENS)
         pieces = self._pieces(tokens[start:])
         text = Text(overflow="fold")
         text.append("… " if start > valid.index(True) else "", "dim")
         for i, piece in zip(range(start, len(tokens)), pieces, strict=True):
             style = "bold" if committed[i] else "dim"
-            if masked[i]:
-                piece, style = MASK, "bright_black"
+            if masked[i] or noise[i]:
+                piece, style = MASK if masked[i] else NOISE, "bright_black"
             elif i in new:
                 style = f"bold white on rgb({','.join(str(c) for c in _confidence_colour(new[i]))})"
             style += " italic" if i in self.edited else ""
@@ -130,18 +135,25 @@ class CanvasView:
         scheduled = sampling.new_tokens if sampling.is_scheduled else None
         total = sampling.new_tokens if is_arm else sampling.steps or scheduled
         size = self.out.model.spec.block_size
-        total = None if size is not None else total  # its number of blocks depends on the prompt
+        canvas_size = self.out.model.spec.canvas_size
+        # The number of blocks depends on the prompt, and a canvas may take fewer steps.
+        total = None if size is not None or canvas_size is not None else total
         parts = [f"step {self.forwards}" + (f"/{total}" if total else "")]
         if size is not None and step.before.block is not None:
             first, width = _first_position(step), self.out.initial_canvas.valid[0].sum()
             parts.append(f"block {(int(step.before.block[0, 0]) - first) // size + 1}/{int(width) // size}")
+        elif canvas_size is not None:
+            filled, start = self.out.layout.filled_tokens, step.before.tokens.shape[1] - self.out.answer_start
+            parts.append(f"canvas {start // canvas_size}/{filled // canvas_size}")
         elif sampling.block and step.before.block is not None:
             start = self.out.answer_start
             parts.append(f"block {(int(step.before.block[0, 0]) - start) // sampling.block + 1}/{sampling.blocks}")
         parts.append(f"{self.committed} committed")
         parts += [
             f"{len(self.edited)} edited" if self.edited else "",
-            "" if is_arm else f"{int(step.after.masked[0].sum())} masked",
+            f"{self.renoised} renoised" if self.renoised else "",
+            f"{int(step.after.noise[0].sum())} noise" if canvas_size is not None else "",
+            "" if is_arm or canvas_size is not None else f"{int(step.after.masked[0].sum())} masked",
         ]
         parts.append(f"{self.tokens_per_second:.1f} tokens/s")
         return Text(" · ".join(part for part in parts if part), style="cyan")

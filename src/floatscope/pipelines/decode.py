@@ -100,8 +100,8 @@ def decode(
     if watch is not None and watch.captures_experts:
         find_experts(model.module)  # raises if the model has none
     if spec.canvas_size is not None:
-        _check_canvas_model(model, watch, infill, target_ids)
-        watch = None if watch is None else _without_rollout(watch)
+        _check_canvas_model(model, infill, target_ids)
+    watch = None if watch is None else supported_watch(model, watch)
     # 1. Settings. Infilling appends nothing and uses no chat template by default; targets set the number of new tokens.
     if infill:
         if sampling is None and settings.get("new_tokens") is None:
@@ -185,26 +185,32 @@ def _check_types(
         raise UserError(f"meta must be a dict, got {meta!r}")
 
 
-def _check_canvas_model(model: Model, watch: Watch | None, infill: bool, target_ids: Any) -> None:
+def supported_watch(model: Model, watch: Watch) -> Watch:
+    """The watch without what the model does not show; raise a `UserError` if that was asked for by name.
+
+    The attention of an encoder is not captured, so a level has no rollout for a model with one.
+    """
+    if model.spec.canvas_size is None:
+        return watch
+    name = model.spec.name
+    if watch.influence:
+        raise UserError(
+            f"{name} conditions each step on the logits of the one before, so influence is not that of one forward;"
+            " leave influence out"
+        )
+    if "rollout" in (watch.fields or ()):
+        raise UserError(
+            f"rollout needs the attention of all rows, and that of {name}'s encoder is not captured; leave it out"
+        )
+    return replace(watch, fields=tuple(field for field in watch.selected_fields if field != "rollout"))
+
+
+def _check_canvas_model(model: Model, infill: bool, target_ids: Any) -> None:
     name = model.spec.name
     if infill:
         raise UserError(f"{name} has no mask token, so a prompt has no masks to fill; leave infill out")
     if target_ids is not None:
         raise UserError(f"{name} renoises what it does not accept, so targets cannot be forced; leave target_ids out")
-    if watch is not None and watch.influence:
-        raise UserError(
-            f"{name} conditions each step on the logits of the one before, so influence is not that of one forward;"
-            " leave influence out"
-        )
-    if watch is not None and "rollout" in (watch.fields or ()):
-        raise UserError(
-            f"rollout needs the attention of all rows, and that of {name}'s encoder is not captured; leave it out"
-        )
-
-
-def _without_rollout(watch: Watch) -> Watch:
-    """The watch without the rollout that its level includes."""
-    return replace(watch, fields=tuple(name for name in watch.selected_fields if name != "rollout"))
 
 
 def _check_suffix(model: Model, suffix: Sequence[int], sampling: Sampling) -> None:

@@ -34,11 +34,12 @@ from floatscope.capture.watcher import Watch
 from floatscope.compat import experts_per_token
 from floatscope.errors import UserError
 from floatscope.files.sizes import format_size
+from floatscope.interventions.checks import count_layers_and_heads
 from floatscope.models.model import Model
 from floatscope.models.untrained import untrained
 from floatscope.pipelines.batching import limit_threads, make_batches
 from floatscope.pipelines.canvas_layout import CanvasLayout, plan_layout
-from floatscope.pipelines.decode import decode
+from floatscope.pipelines.decode import decode, supported_watch
 from floatscope.pipelines.job import Batch, Event, Job, Part, run_job
 from floatscope.pipelines.prompting import PromptItem, batch_regions, encode_samples, uses_chat_template
 from floatscope.sampling import Sampling
@@ -151,7 +152,7 @@ def plan_trace(
         path=Path(out),
         items=encode_samples(model, listed, chat, layout, build_prompt or load_template("default").prompt),
         layout=layout,
-        watch=watch or Watch(),
+        watch=supported_watch(model, watch or Watch()),
         sampling=sampling,
         chat=uses_chat_template(model, chat),
         batch_size=batch_size,
@@ -307,11 +308,10 @@ class TraceJob(Job):
 
     @cached_property
     def forecast(self) -> Forecast | None:
-        """The size of all runs together, at most (token editing adds to it); None where the model's config does not
-        say how many layers, heads or experts it has."""
+        """The size of all runs together, at most (token editing and renoising add to it); None where the model's config
+        does not say how many layers, heads or experts it has."""
         part = self.parts[0]
-        config: Any = getattr(part.model.module, "config", None)
-        layers, heads = (getattr(config, f"num_{kind}", None) for kind in ("hidden_layers", "attention_heads"))
+        layers, heads = count_layers_and_heads(part.model)
         if not isinstance(layers, int) or not isinstance(heads, int):
             return None
         experts = experts_per_token(config) if part.watch.captures_experts else 0
@@ -319,14 +319,16 @@ class TraceJob(Job):
             return None
         layout, spec, prompt = part.layout, part.model.spec, round(np.mean([len(item.ids) for item in part.items]))
         to_fill = layout.length(prompt) - prompt - len(layout.suffix)  # token editing adds to it
-        keys, queries = layout.longest_forward(prompt), prompt if layout.grows else None
-        if spec.row_source is RowSource.BLOCK:
+        keys, queries, canvases = layout.longest_forward(prompt), prompt if layout.grows else None, 1
+        if spec.canvas_size is not None:
+            queries, canvases = spec.canvas_size, layout.filled_tokens // layout.canvas_size
+        elif spec.row_source is RowSource.BLOCK:
             queries = min(keys, layout.block_size + int(spec.shift))
         return forecast(
             level=None if part.watch.fields is not None else part.watch.level,
             fields=part.watch.fields,
             samples=self.total,
-            steps=to_fill if layout.block_size > 1 else part.sampling.steps or to_fill,
+            steps=to_fill if layout.block_size > 1 else canvases * (part.sampling.steps or to_fill),
             layers=layers,
             heads=heads,
             keys=keys,

@@ -22,7 +22,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from floatscope.errors import UserError, unknown_choice
-from floatscope.schema import MIN_ANCHOR_LIFT, RowSource, State
+from floatscope.schema import MIN_ANCHOR_LIFT, UNDECIDED, RowSource, State
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,7 +40,13 @@ ROW_LABELS = {RowSource.CACHE: "new rows only", RowSource.BLOCK: "of the current
 MAX_OUTLINED_KEYS = 200
 """Above this number of keys a cell is too narrow for an outline."""
 TOP, COMMIT, ABSENT = "#ff3b6b", "#ff8c1a", "#d9d9d9"
-STATES = {State.PAD: ABSENT, State.PROMPT: "#f7f7f7", State.MASKED: "#4d5870", State.COMMITTED: "#c3cfe6"}
+STATES = {
+    State.PAD: ABSENT,
+    State.PROMPT: "#f7f7f7",
+    State.MASKED: "#4d5870",
+    State.COMMITTED: "#c3cfe6",
+    State.NOISE: "#8a7a5c",
+}
 
 
 def draw_temporal_map(
@@ -124,8 +130,8 @@ def _draw_ineligible(axes: Axes, is_ineligible: Array) -> None:
 
 
 def _draw_outline(trace: Trace, axes: Axes) -> None:
-    """Mark the map itself: a line between masked cells and others, a dot for each commit, a diamond for each edit."""
-    edge = np.pad(trace.arrays["states"] == State.MASKED, 1).astype(np.int8)
+    """Mark the map itself: a line around cells of masks or noise, a dot for each commit, a diamond for each edit."""
+    edge = np.pad(np.isin(trace.arrays["states"], UNDECIDED), 1).astype(np.int8)
     y, x = np.nonzero(np.diff(edge, axis=0)[:, 1:-1])
     lines = [((a - 0.5, b - 0.5), (a + 0.5, b - 0.5)) for a, b in zip(x, y, strict=True)]
     y, x = np.nonzero(np.diff(edge, axis=1)[1:-1])
@@ -154,7 +160,7 @@ def _largest_keys(received: Array) -> Array:
 
 
 def _add_legend(figure: Figure, trace: Trace, top: str, outlined: bool) -> None:
-    shown = (State.MASKED,) if outlined else (State.MASKED, State.COMMITTED, State.PROMPT)
+    shown = UNDECIDED if outlined else (*UNDECIDED, State.COMMITTED, State.PROMPT)
     marks = [("o" if outlined else "s", COMMIT, "committed by this step")]
     marks += [("D", COMMIT, "edited by this step")] if outlined and trace.is_edit.any() else []
     marks += [

@@ -8,8 +8,8 @@
   const root = document.getElementById("explorer");
   if (!root) return;
   const { data, format, element, modelClass, tip, theme } = floatscope;
-  const [ABSENT, MASKED, COMMITTED] = [0, 2, 3];
-  const STATES = ["absent", "prompt", "masked", "committed"];
+  const [ABSENT, MASKED, COMMITTED, NOISE] = [0, 2, 3, 4];
+  const STATES = ["absent", "prompt", "masked", "committed", "noise"];
   const LEVELS = data.levels;
   const parts = Object.fromEntries(
     [...root.querySelectorAll("[data-part]")].map((node) => [node.dataset.part, node]),
@@ -190,8 +190,8 @@
   function spanClass(style) {
     if (!classes.has(style)) {
       const level = style & 255;
-      const state = STATES[(style >> 8) & 3];
-      const flags = ["new", "top", "special"].filter((_, i) => (style >> (10 + i)) & 1);
+      const state = STATES[(style >> 8) & 7];
+      const flags = ["new", "top", "special"].filter((_, i) => (style >> (11 + i)) & 1);
       classes.set(style, ["t", `l${level}`, state, ...flags].join(" "));
     }
     return classes.get(style);
@@ -211,6 +211,7 @@
     const state = sample.states[step * sample.keys + p];
     if (commit) return quote(commit.token);
     if (state === MASKED) return "a mask";
+    if (state === NOISE) return `noise, ${quote(sample.tokens[step * sample.keys + p])}`;
     return state === ABSENT ? "nothing yet" : quote(sample.tokens[step * sample.keys + p]);
   }
 
@@ -274,7 +275,7 @@
       const commit = commits.get(p);
       let id = tokens[selection.step * keys + p];
       if (commit) id = commit.token;
-      else if (state === MASKED || state === ABSENT) id = sample.finalTokens[p]; // invisible, for its width
+      else if (state === MASKED || state === NOISE || state === ABSENT) id = sample.finalTokens[p]; // for its width
       if (shownTokens[p] !== id) {
         spans[p].textContent = tokenText(id);
         if (breaks[p].data !== lineBreaks(id)) breaks[p].data = lineBreaks(id);
@@ -283,9 +284,9 @@
       const style =
         level(values[p]) |
         (state << 8) |
-        ((commit ? 1 : 0) << 10) |
-        ((p === topKey ? 1 : 0) << 11) |
-        ((sample.specialIds.has(id) ? 1 : 0) << 12);
+        ((commit ? 1 : 0) << 11) |
+        ((p === topKey ? 1 : 0) << 12) |
+        ((sample.specialIds.has(id) ? 1 : 0) << 13);
       if (styles[p] !== style) {
         spans[p].className = spanClass(style);
         styles[p] = style;
@@ -443,10 +444,10 @@
     root.dataset.layer = sample.layers[selection.layer];
     const topKey = topKeyAt(selection.step);
     const count = sample.commitsAt[selection.step].size;
-    const masked = countMasked(selection.step);
-    const commits = count
-      ? `commits ${count} token${count > 1 ? "s" : ""}${masked ? ` of ${masked} masked` : ""}`
-      : "commits nothing";
+    const masked = countState(selection.step, MASKED);
+    const noise = countState(selection.step, NOISE);
+    const left = masked ? ` of ${masked} masked` : noise ? ` on ${noise} positions of noise` : "";
+    const commits = count ? `commits ${count} token${count > 1 ? "s" : ""}${left}` : "commits nothing";
     const head = selection.head >= 0 ? `, head ${selection.head}` : "";
     const source = `layer ${sample.layers[selection.layer]}${head}`;
     const top =
@@ -460,10 +461,10 @@
     const { step, layer, head } = selection;
     return head >= 0 ? headTopKeys(step, layer, head)[0][1] : liftAt(step, layer, topKey);
   }
-  function countMasked(step) {
-    let masked = 0;
-    for (let p = 0; p < sample.keys; p++) masked += sample.states[step * sample.keys + p] === MASKED;
-    return masked;
+  function countState(step, state) {
+    let count = 0;
+    for (let p = 0; p < sample.keys; p++) count += sample.states[step * sample.keys + p] === state;
+    return count;
   }
 
   function paintScale() {
@@ -495,9 +496,11 @@
   function describeState(state, commit, earlier) {
     const verb = (c) => (c.isEdit ? "edited" : "committed");
     if (commit)
-      return `${state === MASKED ? "masked, " : ""}${verb(commit)} at this step (confidence ${format(commit.confidence)})`;
+      return `${[MASKED, NOISE].includes(state) ? `${STATES[state]}, ` : ""}${verb(commit)} at this step (confidence ${format(commit.confidence)})`;
     if (state === COMMITTED && earlier)
       return `${verb(earlier)} at step ${earlier.step} (confidence ${format(earlier.confidence)})`;
+    if (state === NOISE && earlier && earlier.step < selection.step)
+      return `noise again; ${verb(earlier)} at step ${earlier.step} and renoised since`;
     return state === ABSENT ? "not there yet" : STATES[state];
   }
   function describeToken(p) {
@@ -639,7 +642,8 @@
     buildText();
     go(0, Math.round(depth * (sample.layers.length - 1)));
     sizeStrip();
-    const firstMask = sample.states.indexOf(MASKED);
+    const firstMask = sample.states.findIndex((state) => state === MASKED || state === NOISE);
+    parts["noise-key"].hidden = !sample.states.includes(NOISE);
     requestAnimationFrame(() => {
       scrollToToken(firstMask >= 0 ? firstMask : sample.keys - 1);
       measureText();
