@@ -202,7 +202,8 @@ def is_expert_module(module: nn.Module) -> bool:
 
 def experts_per_token(config: Any) -> int | None:
     """How many experts process a token, as the config says; None if it does not (transformers 5.17 to 5.23)."""
-    counts = (getattr(config, name, None) for name in EXPERTS_PER_TOKEN)
+    text_config = config.get_text_config()
+    counts = (getattr(text_config, name, None) for name in EXPERTS_PER_TOKEN)
     return next((count for count in counts if isinstance(count, int)), None)
 
 

@@ -20,7 +20,7 @@ from floatscope.capture.plan import build_plan
 from floatscope.capture.visibility import Visibility
 from floatscope.capture.watcher import Watch, Watcher
 from floatscope.errors import UserError
-from floatscope.schema import FIELDS, GROUPS, MIN_VISIBLE_ROWS, QUANTITIES, RANKS, SHARED, State
+from floatscope.schema import EXPERT_FIELDS, FIELDS, GROUPS, MIN_VISIBLE_ROWS, QUANTITIES, RANKS, SHARED, State
 
 B, T, H, KV, D, LAYERS, WINDOW = 3, 26, 4, 2, 8, 3, 7
 MASKS = ("full", "causal", "window")
@@ -174,9 +174,10 @@ def test_level_full_has_every_field(case):
     _, _, layers, _ = case
     assert len(layers) == LAYERS
     assert [reductions.layer for reductions in layers] == [0, 1, 2]
-    assert set(layers[0].fields) == set(FIELDS)
+    dense = set(FIELDS) - set(EXPERT_FIELDS)  # the model has no experts
+    assert set(layers[0].fields) == dense
     for later in layers[1:]:  # the layers share a visibility; shared fields come with the first layer
-        assert set(later.fields) == set(FIELDS) - set(SHARED)
+        assert set(later.fields) == dense - set(SHARED)
 
 
 def test_the_matrix_equals_eager_attention(case):

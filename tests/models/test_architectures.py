@@ -218,9 +218,10 @@ def test_a_llada_with_another_structure_is_refused(field, value):
 @pytest.mark.parametrize(
     ("architecture", "name"),
     [
-        ("LLaDA22MoeModelLM", "a newer LLaDA2"),
-        ("llada2_2ModelLM", "a newer LLaDA2"),
-        ("LLaDA2MoeModelLMv3", "a newer LLaDA2"),
+        ("LLaDA22MoeModelLM", "a newer LLaDA"),
+        ("llada2_2ModelLM", "a newer LLaDA"),
+        ("LLaDA3MoeModelLM", "a newer LLaDA"),
+        ("LLaDA2MoeModelLMv3", "a newer LLaDA"),
         ("LlavaLLaDAModelLM", "LLaDA-V"),
         ("LLaDAVModelLM", "LLaDA-V"),
         ("LLaDA_VForCausalLM", "LLaDA-V"),

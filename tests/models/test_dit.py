@@ -210,7 +210,11 @@ def test_missing_and_unexpected_tensors_are_listed(tmp_path, architecture, key):
     [
         ("mdlm", {"cond_dim": None}, r"config\.json has no cond_dim"),
         ("mdlm", {"n_heads": None, "hidden_dim": None}, r"config\.json has no hidden_dim, n_heads"),
-        ("bd3lm", {"block_size": None}, r"config\.json has no block_size"),
+        (
+            "bd3lm",
+            {"block_size": None},
+            r"it attends in blocks, and its config\.json has no block_size; give the size with",
+        ),
         ("bd3lm", {"block_size": 0}, "block size 0 is not valid"),
         (
             "mdlm",
@@ -329,3 +333,10 @@ def test_bd3lm_decodes_in_blocks_and_a_batch_as_its_samples_alone(tmp_path):
     batch = fs.decode(model, prompts, new_tokens=6)
     assert batch.generated_ids == [fs.decode(model, [prompt], new_tokens=6).generated_ids[0] for prompt in prompts]
     assert all(model.spec.mask_id not in ids for ids in batch.generated_ids)
+
+
+def test_a_bd3lm_whose_config_names_no_block_opens_with_a_given_one(tmp_path):
+    folder = write_tiny(tmp_path / "m", "bd3lm")
+    edit_json(folder / "config.json", block_size=None)
+    assert fs.load(folder, device="cpu", block_size=8).spec.block_size == 8
+    assert describe(folder, block_size=2).spec.block_size == 2

@@ -306,7 +306,8 @@ torch.set_num_threads(1)
 import floatscope as fs
 def anonymous():
     return int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
-fs.load(sys.argv[1], device="cpu")  # whatever is imported and cached once
+device = sys.argv[4]
+fs.load(sys.argv[1], device=device)  # whatever is imported and cached once
 highest, stop = 0, False
 def watch():
     global highest
@@ -315,11 +316,24 @@ def watch():
         time.sleep(0.0005)
 before = anonymous()
 thread = threading.Thread(target=watch); thread.start()
-model = fs.load(sys.argv[2], device="cpu", dtype=sys.argv[3])
+model = fs.load(sys.argv[2], device=device, dtype=sys.argv[3])
 stop = True; thread.join()
 sizes = [p.numel() * p.element_size() for p in model.module.parameters()]
 print(highest - before, sum(sizes), max(sizes))
 """
+
+
+LARGE = {"layers": 4, "width": 512, "heads": 8, "kv_heads": 8, "ffn": 2048, "vocab_size": 8192}
+
+
+def measure_load(tmp_path, folder, architecture, dtype, device):
+    """How much the host memory grows while a model loads, the size of the model and of its largest tensor."""
+    tiny = write_tiny(tmp_path / "m", architecture)
+    command = [sys.executable, "-c", MEASURE, str(tiny), str(folder), dtype, device]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return map(int, done.stdout.split())
 
 
 @pytest.mark.slow
@@ -330,20 +344,23 @@ print(highest - before, sum(sizes), max(sizes))
 @pytest.mark.parametrize("architecture", ["llada", "llada2"])
 def test_peak_host_memory_is_the_model_and_about_one_shard(tmp_path, stored_and_requested, architecture):
     stored, requested = stored_and_requested.split()
-    sizes = {"layers": 4, "width": 512, "heads": 8, "kv_heads": 8, "ffn": 2048, "vocab_size": 8192}
-    folder = fs.write_random(tmp_path / "large", architecture, shards=4, **sizes)
+    folder = fs.write_random(tmp_path / "large", architecture, shards=4, **LARGE)
     for file in folder.glob("*.safetensors"):
         save_file({k: t.to(getattr(torch, stored)) for k, t in load_file(file).items()}, file)
-    command = [sys.executable, "-c", MEASURE, str(write_tiny(tmp_path / "m", architecture)), str(folder), requested]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    grown, model, largest = map(int, done.stdout.split())
+    grown, model, largest = measure_load(tmp_path, folder, architecture, requested, "cpu")
     shard = max(file.stat().st_size for file in folder.glob("*.safetensors"))
     stacks = 2 * largest if architecture == "llada2" else 0  # the experts of a layer, one by one and stacked
     assert grown <= model + 1.2 * shard + stacks, (
         f"{grown / 2**20:.0f} MiB for {model / 2**20:.0f} and a shard of {shard / 2**20:.0f}"
     )
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("architecture", ["llada2", "sdar-moe", "llada-moe"])
+def test_experts_are_streamed_to_the_gpus_without_a_host_copy_of_the_model(tmp_path, architecture):
+    folder = fs.write_random(tmp_path / "large", architecture, shards=4, **LARGE)
+    grown, model, largest = measure_load(tmp_path, folder, architecture, "float32", "auto")
+    assert grown <= 2 * largest < model / 4, f"{grown / 2**20:.0f} MiB for a model of {model / 2**20:.0f}"
 
 
 # --- names -----------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import floatscope as fs
 from floatscope import analysis
 from floatscope.canvas import CanvasState, EndAlignment, Regions, move_columns
 from floatscope.models.model import BlockCachedForward
+from floatscope.pipelines.trace import plan_trace
 from floatscope.reports.explorer import build_payload
 from floatscope.schema import RowSource, State
 
@@ -345,6 +346,16 @@ def test_a_resumed_run_equals_an_unbroken_one(tmp_path):
     fs.trace(model, prompts, out=tmp_path / "resumed", **given)
     assert removed.read_bytes() == unbroken.read_bytes()
     assert next(iter(part)).meta["rows"] == RowSource.BLOCK
+
+
+@pytest.mark.parametrize("architecture", ["sdar", "fast-dllm-v2"])
+def test_the_forecast_counts_the_rows_of_a_block(tmp_path, architecture):
+    model = fs.load(fs.write_random(tmp_path / "m", architecture, seed=3, **SIZES), device="cpu", block_size=SIZE)
+    given = {"new_tokens": 5, "chat": False, "watch": fs.Watch("full"), "sampler": "confidence"}
+    job = plan_trace(model, ["What floats in the sea?"], out=tmp_path / "run", **given)
+    (trace,) = fs.trace(model, ["What floats in the sea?"], out=tmp_path / "run", **given)
+    assert job.forecast.bytes["matrix"] == trace.arrays["matrix"].nbytes
+    assert trace.arrays["matrix"].shape[3] == SIZE + model.spec.shift
 
 
 # --- columns ---------------------------------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from floatscope.models.tokenizer import ModelTokenizer
 
 NEVER = r"(?!)"  # matches no name
+ALWAYS = r""  # is found in every name
 MaskFinder = Callable[[Config, "ModelTokenizer | None"], int | None]
 
 
@@ -110,7 +111,8 @@ class Architecture:
     published: Published = Published()
     block_settings: tuple[str, ...] = ()  # settings of config.json with the block size
     canvas_setting: str = ""  # setting of the config with the canvas size of a model without a mask token
-    block_names: str = NEVER  # names of checkpoints that attend in blocks, although their config does not say so
+    block_names: str = NEVER  # names of checkpoints that attend in blocks, even if their config does not say so
+    usual_blocks: str = ""  # block sizes of the authors' checkpoints, for people
     ignored_keys: str = NEVER  # tensors of other heads, which are not read
     has_separator: bool = False  # texts end with a separator token, which must follow the answer
     context: int | None = None  # usable positions; None: as the config says
@@ -124,7 +126,7 @@ class Architecture:
             return f"to its canvas, of config.json's {self.canvas_setting}, and to the text before it"
         if self.block_settings:
             size, names = self.published.block_size, " or ".join(self.block_settings)
-            if size is None and self.block_names == NEVER:
+            if self.block_names == ALWAYS:
                 return f"in blocks of config.json's {names}"
             if size is None:
                 return f"to all, or in blocks (config.json's {names}, or block_size=)"
@@ -138,7 +140,7 @@ class Architecture:
             return "none"
         if self.published.block_size is not None:
             return str(self.published.block_size)
-        return "files" if self.block_names == NEVER else "block_size="
+        return "files" if self.block_names == ALWAYS else "block_size="
 
     @property
     def mask_label(self) -> str:
@@ -273,6 +275,7 @@ ARCHITECTURES = (
         mask_source="the tokenizer's <|mask|>",
         block_settings=("block_size",),
         block_names=r"(?i)bd3lm",
+        usual_blocks="32",
         note="the files do not say whether it was trained in blocks (bd3lm); if so, give block_size= (dllm uses 32)",
     ),
     Architecture(
@@ -302,6 +305,8 @@ ARCHITECTURES = (
         **DIT,
         convert_config=bd3lm_to_dit_config,
         block_settings=("block_size",),
+        block_names=ALWAYS,
+        usual_blocks="4, 8 or 16",
         ignored_keys=r"sampling_eps_(min|max)",
     ),
     Architecture(
@@ -380,8 +385,8 @@ REFUSED = (
         settings=("expert_capacity", "delete_token_id", "insert_token_id", "split_token_id"),
     ),
     Refusal(
-        "a newer LLaDA2",
-        r"(?i:llada_?2)(?!MoeModelLM$)\w*",
+        "a newer LLaDA",
+        r"(?i:llada_?)(2(?!MoeModelLM$)|[3-9])\w*",
         "only LLaDA2MoeModelLM, the class of LLaDA2.0 and 2.1, has been compared with its authors' code",
     ),
     Refusal(

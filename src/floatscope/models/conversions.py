@@ -359,7 +359,6 @@ def mdlm_to_dit_config(config: Config) -> dict[str, Any]:
 def bd3lm_to_dit_config(config: Config) -> dict[str, Any]:
     """Translate the config of a BD3-LM to the arguments of a DiTConfig; the spec takes its block size."""
     _check_build(config, BD3LM_BUILD, "this BD3-LM has another structure than those of its authors")
-    _require(config, {"block_size": "block_size"})
     return mdlm_to_dit_config(config)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from floatscope.errors import UserError, printable
-from floatscope.models.architectures import Architecture
+from floatscope.models.architectures import ALWAYS, Architecture
 from floatscope.models.conversions import Config
 from floatscope.models.tokenizer import ModelTokenizer
 from floatscope.schema import MaskKind, MaskStructure, Paradigm, RowSource
@@ -190,9 +190,11 @@ def _find_block_size(architecture: Architecture, name: str, config: Config, bloc
     sizes = [block_size, *(config.get(setting) for setting in architecture.block_settings)]
     size = next((s for s in [*sizes, architecture.published.block_size] if s is not None), None)
     if size is None and re.search(architecture.block_names, name):
+        is_named = architecture.block_names != ALWAYS
         raise UserError(
-            f"its name says that it attends in blocks, and its config.json has no {architecture.block_settings[0]};"
-            " give the size with block_size= (its authors use 32)"
+            f"{'its name says that ' if is_named else ''}it attends in blocks, and its config.json has no"
+            f" {architecture.block_settings[0]}; give the size with block_size= (its authors use"
+            f" {architecture.usual_blocks})"
         )
     return _check_size("block", size)
 

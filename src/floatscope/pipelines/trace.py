@@ -314,7 +314,7 @@ class TraceJob(Job):
         layers, heads = count_layers_and_heads(part.model)
         if not isinstance(layers, int) or not isinstance(heads, int):
             return None
-        experts = experts_per_token(config) if part.watch.captures_experts else 0
+        experts = experts_per_token(part.model.module.config) if part.watch.captures_experts else 0
         if experts is None:
             return None
         layout, spec, prompt = part.layout, part.model.spec, round(np.mean([len(item.ids) for item in part.items]))
