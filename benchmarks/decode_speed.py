@@ -1,7 +1,7 @@
 """Decoding speed of a masked diffusion model and a causal one, batched and one by one, and the overhead of the loop.
 
     python benchmarks/decode_speed.py                    # CUDA if there is one (8B shape), else the CPU (7M)
-    python benchmarks/decode_speed.py --json out.json
+    python benchmarks/decode_speed.py --models llada2-mini sdar-8b --json out.json
 
 MDM      prompts of 512 tokens (32 at a time, on a CPU 8), 32 new tokens in 32 steps, by confidence; `ragged`: prompts
          of 256 to 512 tokens
@@ -10,6 +10,8 @@ share    floating-point operations of the forwards (linear layers, attention, th
          time, divided by the rate of one large matrix product in the same run
 loop     the part of the time outside the forwards
 memory   in use while 200 prompts are decoded with tracing
+blocks   block-causal models, one prompt: 32 new tokens in 32 steps after a prompt that fills the canvas up to T, plain
+         and watched; "rows per forward" shows whether earlier blocks are cached
 agree    share of identical tokens between bf16 (CPU: fp32) batches of unequal prompts and the same prompts one by one
 
 The model has random weights: time does not depend on their values, and nothing is downloaded.
@@ -23,11 +25,12 @@ import json
 import resource
 import statistics
 import time
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from watch_cost import build, commit, machine
+from watch_cost import BLOCK_LENGTHS, BLOCK_MODELS, DEFAULT_MODEL, SHAPES, build, commit, machine
 
 from floatscope.capture.watcher import Watch
 from floatscope.models.model import Model
@@ -40,38 +43,45 @@ PROMPT, NEW = 512, 32
 BATCH = {"cuda": 32, "cpu": 8}
 ROUNDS = {"cuda": 2, "cpu": 1}
 SINGLES = {"cuda": 3, "cpu": 2}
+WATCHED_GOAL = {1024: 1.6, 4096: 1.3}
+"""The largest ratio allowed between the seconds of watched and plain decoding of a block-causal model, by length."""
 
 
 class Bench:
-    """A model with random weights, opened as an MDM and as an ARM."""
+    """A model with random weights, opened as an MDM and, if it is not block-causal, as an ARM."""
 
-    def __init__(self, device: str) -> None:
-        self.device, self.module = device, build(device)
-        self.vocabulary = self.module.config.vocab_size
-        self.models = {
-            "MDM": Model(self.module, ModelSpec("mdm", Paradigm.MDM, self.vocabulary - 1)),
-            "ARM": Model(self.module, ModelSpec("arm", Paradigm.ARM, None, shift=True)),
-        }
-        self.rate = self.measure_matrix_product()
+    def __init__(self, device: str, name: str | None = None) -> None:
+        self.device, self.module = device, build(device, name)
+        self.vocabulary, block_size = self.module.config.vocab_size, SHAPES[name or DEFAULT_MODEL[device]].block_size
+        spec = ModelSpec("mdm", Paradigm.MDM, self.vocabulary - 1, block_size=block_size)
+        self.models = {"MDM": Model(self.module, spec)}
+        if block_size is None:
+            self.models["ARM"] = Model(self.module, ModelSpec("arm", Paradigm.ARM, None, shift=True))
 
-    def make_prompts(self, count: int, seed: int, ragged: bool = False) -> list[list[int]]:
+    def make_prompts(self, count: int, seed: int, ragged: bool = False, length: int = PROMPT) -> list[list[int]]:
         """Return prompts of random tokens."""
         rng = torch.Generator().manual_seed(seed)
-        lengths = torch.randint(PROMPT // 2, PROMPT + 1, (count,), generator=rng) if ragged else [PROMPT] * count
+        lengths = torch.randint(length // 2, length + 1, (count,), generator=rng) if ragged else [length] * count
         return [torch.randint(self.vocabulary - 1, (int(n),), generator=rng).tolist() for n in lengths]
 
     def decode(
         self, kind: str, prompts: list[list[int]], watch: Watch | None = None, steps: int | None = None
     ) -> tuple[Decoding, float, float]:
         """Return the decoding, its seconds, and the share of them outside the forwards."""
+        out, seconds, clock = self.decode_timed(kind, prompts, watch, steps)
+        return out, seconds, 1 - clock.seconds / seconds
+
+    def decode_timed(
+        self, kind: str, prompts: list[list[int]], watch: Watch | None = None, steps: int | None = None
+    ) -> tuple[Decoding, float, ForwardClock]:
+        """Return the decoding, its seconds, and the clock of its forwards."""
         clock, steps = ForwardClock(self.module, self.device), steps or NEW
         extra = {"steps": steps, "new_tokens": NEW} if kind == "MDM" else {"stop": False, "new_tokens": steps}
         began = self.now()
         with clock:
             out = decode(self.models[kind], prompts, watch=watch, **extra)
             assert len(out.steps) == steps
-        seconds = self.now() - began
-        return out, seconds, 1 - clock.seconds / seconds
+        return out, self.now() - began, clock
 
     def now(self) -> float:
         """Return the time after all kernels have finished."""
@@ -79,7 +89,8 @@ class Bench:
             torch.cuda.synchronize()
         return time.perf_counter()
 
-    def measure_matrix_product(self) -> float:
+    @cached_property
+    def rate(self) -> float:
         """Return the floating-point operations per second of one large matrix product in the model's dtype."""
         n = 8192 if self.device == "cuda" else 1536
         a = torch.randn(n, n, device=self.device, dtype=self.module.dtype)
@@ -110,10 +121,11 @@ class ForwardClock:
         self.module, self.cuda = module, device == "cuda"
         self.events: list[tuple[Any, Any]] = []
         self.spent = 0.0
+        self.rows: list[int] = []
 
     def __enter__(self) -> None:
         self.handles = [
-            self.module.register_forward_pre_hook(lambda *_: self._begin()),
+            self.module.register_forward_pre_hook(lambda *args: self._begin(args[-1]), with_kwargs=True),
             self.module.register_forward_hook(lambda *_: self._end()),
         ]
 
@@ -121,7 +133,8 @@ class ForwardClock:
         for handle in self.handles:
             handle.remove()
 
-    def _begin(self) -> None:
+    def _begin(self, arguments: dict[str, Any]) -> None:
+        self.rows.append(arguments["input_ids"].shape[1])
         self.start = torch.cuda.Event(enable_timing=True) if self.cuda else time.perf_counter()
         if self.cuda:
             self.start.record()
@@ -157,6 +170,41 @@ def measure_speed(bench: Bench) -> list[dict[str, Any]]:
         runs = [bench.decode(kind, [prompt]) for prompt in singles]
         rows.append(make_row(bench, kind, "one by one", singles[:1], runs))
     return rows
+
+
+def measure_blocks(device: str, name: str) -> list[dict[str, Any]]:
+    """Return a row for each length of a block-causal model, decoded one prompt at a time."""
+    bench, rows = Bench(device, name), []
+    for T in BLOCK_LENGTHS[device]:
+        [prompt] = bench.make_prompts(1, T, length=T - NEW)
+        seconds, lengths = {}, []
+        for kind, watch in {"plain": None, "watched": Watch()}.items():
+            bench.decode_timed(
+                "MDM", [prompt], watch, steps=NEW // SHAPES[name].block_size
+            )  # warm-up: a step per block
+            _, seconds[kind], clock = bench.decode_timed("MDM", [prompt], watch)
+            lengths = clock.rows
+        rows.append(
+            {
+                "model": name,
+                "T": T,
+                "plain_tokens_s": NEW / seconds["plain"],
+                "watched_tokens_s": NEW / seconds["watched"],
+                "ratio": seconds["watched"] / seconds["plain"],
+                "goal": WATCHED_GOAL.get(T),
+                "rows_per_forward": statistics.median(lengths),
+            }
+        )
+    return rows
+
+
+def print_blocks(rows: list[dict[str, Any]]) -> None:
+    """Print a Markdown table of the block-causal models."""
+    print("| model | T | plain tokens/s | watched tokens/s | watched / plain | goal | rows per forward |")
+    print("|---|---:|---:|---:|---:|---:|---:|")
+    for r in rows:
+        figures = f"{r['plain_tokens_s']:.3g} | {r['watched_tokens_s']:.3g} | {r['ratio']:.2f} | {r['goal'] or ''}"
+        print(f"| {r['model']} | {r['T']} | {figures} | {r['rows_per_forward']:.0f} |", flush=True)
 
 
 def make_row(
@@ -201,13 +249,8 @@ def measure_agreement(bench: Bench, prompts: int = 4) -> dict[str, float]:
     return shares
 
 
-def main() -> None:
-    """Print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="also write the results to this file")
-    args = parser.parse_args()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    print(f"{machine(device)}, commit {commit()}")
+def measure_default(device: str) -> dict[str, Any]:
+    """Print the tables of the model that attends to all positions, and return them."""
     bench = Bench(device)
     print(f"one matrix product: {bench.rate / 1e12:.3g} TFLOP/s")
     rows = measure_speed(bench)
@@ -223,14 +266,27 @@ def main() -> None:
     used = measure_memory(bench)
     first, middle, last = used[0], used[len(used) // 2], used[-1]
     print(f"MiB while 200 prompts are traced: {first:.0f} first, {middle:.0f} half way, {last:.0f} last")
+    return {"rows": rows, "agreement": agreement, "memory_mib": used}
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="also write the results to this file")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    names = (DEFAULT_MODEL[device], *BLOCK_MODELS[device])
+    parser.add_argument("--models", nargs="+", choices=names, default=names, help="default: all of this device")
+    args = parser.parse_args()
+    print(f"{machine(device)}, commit {commit()}")
+    results: dict[str, Any] = {"machine": machine(device), "commit": commit(), "blocks": []}
+    if DEFAULT_MODEL[device] in args.models:
+        results |= measure_default(device)
+    for name in args.models:
+        if SHAPES[name].block_size is not None:
+            results["blocks"] += measure_blocks(device, name)
+    if results["blocks"]:
+        print_blocks(results["blocks"])
     if args.json:
-        results = {
-            "machine": machine(device),
-            "commit": commit(),
-            "rows": rows,
-            "agreement": agreement,
-            "memory_mib": used,
-        }
         args.json.write_text(json.dumps(results, indent=1))
 
 
