@@ -68,20 +68,23 @@ class Bench:
         self, kind: str, prompts: list[list[int]], watch: Watch | None = None, steps: int | None = None
     ) -> tuple[Decoding, float, float]:
         """Return the decoding, its seconds, and the share of them outside the forwards."""
-        out, seconds, clock = self.decode_timed(kind, prompts, watch, steps)
-        return out, seconds, 1 - clock.seconds / seconds
-
-    def decode_timed(
-        self, kind: str, prompts: list[list[int]], watch: Watch | None = None, steps: int | None = None
-    ) -> tuple[Decoding, float, ForwardClock]:
-        """Return the decoding, its seconds, and the clock of its forwards."""
         clock, steps = ForwardClock(self.module, self.device), steps or NEW
         extra = {"steps": steps, "new_tokens": NEW} if kind == "MDM" else {"stop": False, "new_tokens": steps}
         began = self.now()
         with clock:
             out = decode(self.models[kind], prompts, watch=watch, **extra)
             assert len(out.steps) == steps
-        return out, self.now() - began, clock
+        seconds = self.now() - began
+        return out, seconds, 1 - clock.seconds / seconds
+
+    def decode_blocks(self, prompt: list[int], watch: Watch | None, steps_per_block: int) -> tuple[float, list[int]]:
+        """Return the seconds of decoding a prompt in blocks, and the rows of each forward."""
+        clock = ForwardClock(self.module, self.device)
+        began = self.now()
+        with clock:
+            out = decode(self.models["MDM"], [prompt], watch=watch, steps=steps_per_block, new_tokens=NEW, stop=False)
+            assert len(out.generated_ids[0]) == NEW
+        return self.now() - began, clock.rows
 
     def now(self) -> float:
         """Return the time after all kernels have finished."""
@@ -179,11 +182,8 @@ def measure_blocks(device: str, name: str) -> list[dict[str, Any]]:
         [prompt] = bench.make_prompts(1, T, length=T - NEW)
         seconds, lengths = {}, []
         for kind, watch in {"plain": None, "watched": Watch()}.items():
-            bench.decode_timed(
-                "MDM", [prompt], watch, steps=NEW // SHAPES[name].block_size
-            )  # warm-up: a step per block
-            _, seconds[kind], clock = bench.decode_timed("MDM", [prompt], watch)
-            lengths = clock.rows
+            bench.decode_blocks(prompt, watch, 1)  # warm-up
+            seconds[kind], lengths = bench.decode_blocks(prompt, watch, SHAPES[name].block_size)
         rows.append(
             {
                 "model": name,

@@ -497,7 +497,7 @@ def test_mistakes_get_a_one_sentence_error(tmp_path):
         ),
         (
             lambda: fs.decode(llada, [[1]], **settings, preset=5),
-            "unknown preset '5'; allowed: llada, dream, llada2, llada2.1, sdar, fast-dllm-v2",
+            "unknown preset '5'; allowed: llada, dream, llada2, llada2.1, sdar, fast-dllm-v2, diffusion-gemma",
         ),
         (lambda: fs.final_state(llada), "final_state needs the result of fs.decode, got Model"),
         (lambda: fs.decode(llada, [[1]], **settings, watch=True), "watch must be a fs.Watch(…) or None, got True"),
@@ -508,7 +508,7 @@ def test_mistakes_get_a_one_sentence_error(tmp_path):
         (
             lambda: fs.watch(llada, levl="heads").__enter__(),
             "unknown setting of `watch` 'levl' (did you mean 'level'?);"
-            " allowed: level, fields, reducers, verify, backend",
+            " allowed: level, fields, reducers, verify, backend, experts",
         ),
         (lambda: fs.watch("gpt2").__enter__(), "watch needs a torch module or a floatscope Model, got str"),
         (

@@ -82,7 +82,7 @@ def _print_architectures(console: Console, rows: Sequence[Architecture], as_json
         refused = [{"name": refusal.name, "reason": refusal.reason} for refusal in REFUSED]
         typer.echo(json.dumps({"opened": [_architecture_facts(row) for row in rows], "refused": refused}, indent=1))
         return
-    widths = {"architecture": 14, "paradigm": 10, "block": 12, "row p predicts": 16, "mask id": 20, "watched": 8}
+    widths = {"architecture": 16, "paradigm": 9, "block": 12, "row p predicts": 15, "mask id": 19, "watched": 8}
     console.print("[bold]" + "".join(title.ljust(width) for title, width in widths.items()).rstrip())
     for row in rows:
         is_watched = "yes" if row.watched == "yes" else "some"
@@ -118,7 +118,8 @@ def _print_architecture(console: Console, row: Architecture, as_json: bool) -> N
     table.add_row("attends", row.attends)
     table.add_row("row p predicts", f"position {_predicts(row)}")
     table.add_row("mask id", row.mask_source or "none")
-    table.add_row("experts", "one tensor each in the files; `--experts` records them" if row.has_experts else "none")
+    if row.has_experts:
+        table.add_row("experts", "one tensor each in the files; `--experts` records them")
     table.add_row("can be watched", row.watched)
     if row.note:
         table.add_row("note", row.note)

@@ -136,6 +136,8 @@ class Architecture:
     @property
     def block_label(self) -> str:
         """The block size in a word: a number if the files name none, or where it comes from."""
+        if self.canvas_setting:
+            return "files"
         if not self.block_settings:
             return "none"
         if self.published.block_size is not None:
@@ -145,7 +147,7 @@ class Architecture:
     @property
     def mask_label(self) -> str:
         """Where the mask id comes from, in a few words."""
-        if not self.mask_source or self.paradigm is Paradigm.ARM:
+        if not self.mask_source or self.paradigm is Paradigm.ARM or self.canvas_setting:
             return "none"
         if "," not in self.mask_source:
             return "the tokenizer" if self.mask_source.startswith("the tokenizer") else self.mask_source
